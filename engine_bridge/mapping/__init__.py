@@ -1,0 +1,1 @@
+"""Messages to token ranges: spans, resumable rendering, incremental tokens."""

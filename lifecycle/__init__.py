@@ -1,0 +1,1 @@
+"""The domain: what is alive, waiting or dead. No HTTP, no engine."""

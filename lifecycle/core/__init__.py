@@ -1,0 +1,1 @@
+"""Pure rules: observations in, events and directives out. No I/O, clock, randomness or logging."""

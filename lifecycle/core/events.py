@@ -1,0 +1,370 @@
+"""Events: what became true, in order. The log holds nothing else, and no text and no token ids.
+
+Frozen, tagged, versioned. A new field is optional; a changed meaning is a new `.v2` tag and an `upcast`.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from lifecycle.core.directives import Directive, DirectiveResult
+from lifecycle.core.ids import Namespace
+from lifecycle.core.observations import MessageFact, Operation, PinRequest
+from lifecycle.core.state import Version
+from lifecycle.vocabulary import CallEnd, IdentityRung, MappingKind, OutcomeResult, Tier, WaitKind
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    at_ns: int
+
+
+# -- one context's stream ---------------------------------------------------------------------------------
+
+
+class ContextCreated(_Event, frozen=True, kw_only=True, tag="context_created.v1"):
+    """A context began. `inherited` are the versions a fork took over, in tree order."""
+
+    uid: str
+    tenant: str
+    context_id: str
+    namespace: Namespace
+    rung: IdentityRung
+    reason: str = ""
+    parent_uid: str = ""
+    forked: bool = False
+    fork_at: int = -1
+    one_off: bool = False
+    agent: str = ""
+    flow: str = ""
+    inherited: tuple[Version, ...] = ()
+    inherited_tip: int = -1
+    inherited_tails: tuple[int, ...] = ()
+
+
+class OperationApplied(_Event, frozen=True, kw_only=True, tag="operation_applied.v1"):
+    """`seq` of `source` took effect; what it changed stands in the events after it."""
+
+    source: str
+    operation: Operation
+
+
+class OperationHeld(_Event, frozen=True, kw_only=True, tag="operation_held.v1"):
+    """`seq` of `source` came before its predecessor and waits for it."""
+
+    source: str
+    operation: Operation
+
+
+class OperationRejected(_Event, frozen=True, kw_only=True, tag="operation_rejected.v1"):
+    """`seq` of `source` is consumed and changed nothing."""
+
+    source: str
+    seq: int
+    reason: str
+
+
+class ListEdited(_Event, frozen=True, kw_only=True, tag="list_edited.v1"):
+    """Messages `[start, end)` gave way to `num_new`; every version from `start` on is out at once."""
+
+    start: int
+    end: int
+    num_new: int
+
+
+class ListGrown(_Event, frozen=True, kw_only=True, tag="list_grown.v1"):
+    """`num_new` messages were declared at the end."""
+
+    num_new: int
+
+
+class DeclarationMismatched(_Event, frozen=True, kw_only=True, tag="declaration_mismatched.v1"):
+    """The list has not the declared length: inference takes over for it."""
+
+    call_id: str
+    expected: int
+    actual: int
+
+
+class CallArrived(_Event, frozen=True, kw_only=True, tag="call_arrived.v1"):
+    """A call's list: the path to version `kept` goes on with `messages`.
+
+    `branch` is the branch the list goes on with, or leaves at `kept` if it `diverges`; -1 for a first one.
+    `concurrent` says that another call was in flight then. `source` and `seq` name the last operation that
+    was sent before the call.
+    """
+
+    call_id: str
+    attempt: int
+    kept: int
+    head: bytes = b""
+    messages: tuple[MessageFact, ...] = ()
+    branch: int = -1
+    diverges: bool = False
+    concurrent: bool = False
+    streamed: bool = True
+    num_choices: int = 1
+    one_off: bool = False
+    closes: bool = False
+    pins: tuple[PinRequest, ...] = ()
+    wait: WaitKind | None = None
+    tool: str = ""
+    eta: float | None = None
+    source: str = ""
+    seq: int = 0
+
+
+class CallMapped(_Event, frozen=True, kw_only=True, tag="call_mapped.v1"):
+    """Token ranges of a call's path from position `first_changed` on (0 is the head, the last the tail).
+
+    `ends` are their token ends, `keys` the keys of every full chunk from `first_chunk` on.
+    """
+
+    call_id: str
+    attempt: int
+    kind: MappingKind
+    reason: str = ""
+    num_tokens: int = 0
+    tools_end: int = 0
+    chunk_size: int = 0
+    first_changed: int = 0
+    ends: tuple[int, ...] = ()
+    first_chunk: int = 0
+    keys: bytes = b""
+
+
+class PrefillDone(_Event, frozen=True, kw_only=True, tag="prefill_done.v1"):
+    """The call's prompt is computed; its list is the context's from now on."""
+
+    call_id: str
+    attempt: int
+
+
+class CallEnded(_Event, frozen=True, kw_only=True, tag="call_ended.v1"):
+    """The call is over. Token counts are the engine's; -1 when it did not say."""
+
+    call_id: str
+    attempt: int
+    end: CallEnd
+    wait: WaitKind = WaitKind.UNKNOWN
+    tool: str = ""
+    eta: float | None = None
+    finish_reason: str = ""
+    prompt_tokens: int = -1
+    cached_tokens: int = -1
+    output_tokens: int = -1
+    detail: str = ""
+
+
+class GenerationMapped(_Event, frozen=True, kw_only=True, tag="generation_mapped.v1"):
+    """Chunks filled by generated tokens, behind the prompt's tail version `parent`.
+
+    A generation that became known after its branch had moved on has `parent` -1: it is dead on arrival and
+    `prefix` is the run of keys before `keys`.
+    """
+
+    call_id: str
+    attempt: int
+    choice: int
+    parent: int
+    end: int
+    first_chunk: int
+    keys: bytes
+    prefix: bytes = b""
+
+
+class BranchOpened(_Event, frozen=True, kw_only=True, tag="branch_opened.v1"):
+    """A call's list became a branch of its own."""
+
+    branch: int
+    call_id: str
+    attempt: int
+
+
+class BranchAdvanced(_Event, frozen=True, kw_only=True, tag="branch_advanced.v1"):
+    """A call's list became the branch's list. What it had generated before is doubtful as `leftover`."""
+
+    branch: int
+    call_id: str
+    attempt: int
+    leftover: int = -1
+
+
+class BranchDoubted(_Event, frozen=True, kw_only=True, tag="branch_doubted.v1"):
+    """The context went on elsewhere; nobody said that this branch is over."""
+
+    branch: int
+    reason: str
+
+
+class BranchRestored(_Event, frozen=True, kw_only=True, tag="branch_restored.v1"):
+    """A doubted branch came back."""
+
+    branch: int
+
+
+class BranchExpired(_Event, frozen=True, kw_only=True, tag="branch_expired.v1"):
+    """The branch is over; what only it held is dead."""
+
+    branch: int
+    reason: str
+
+
+class PinSet(_Event, frozen=True, kw_only=True, tag="pin_set.v1"):
+    """The chain to version `tip` is held until `until_ns`. The same `pin_id` again renews the lease."""
+
+    pin_id: str
+    tip: int
+    index: int
+    until_ns: int
+    size_bytes: int = 0
+    priority: int | None = None
+
+
+class PinMoved(_Event, frozen=True, kw_only=True, tag="pin_moved.v1"):
+    """The pinned message materialised behind a new prefix."""
+
+    pin_id: str
+    tip: int
+    index: int
+    size_bytes: int = 0
+
+
+class PinRefused(_Event, frozen=True, kw_only=True, tag="pin_refused.v1"):
+    """A pin that rode on a call was not granted."""
+
+    span: str
+    reason: str
+
+
+class PinReleased(_Event, frozen=True, kw_only=True, tag="pin_released.v1"):
+    """The hold ended."""
+
+    pin_id: str
+    reason: str
+
+
+class WaitDeclared(_Event, frozen=True, kw_only=True, tag="wait_declared.v1"):
+    """The agent said what it waits for; `eta` in seconds."""
+
+    kind: WaitKind
+    tool: str = ""
+    eta: float | None = None
+
+
+class ContextResumed(_Event, frozen=True, kw_only=True, tag="context_resumed.v1"):
+    """The agent said that the wait is over."""
+
+
+class OutcomeDeclared(_Event, frozen=True, kw_only=True, tag="outcome_declared.v1"):
+    """The agent said what became of the work that `[start, end)` stood for."""
+
+    start: int
+    end: int
+    result: OutcomeResult
+
+
+class TrackingGapOpened(_Event, frozen=True, kw_only=True, tag="tracking_gap_opened.v1"):
+    """Something is missing: calls go on, nothing of this context expires until a full render healed it."""
+
+    reason: str
+
+
+class TrackingGapHealed(_Event, frozen=True, kw_only=True, tag="tracking_gap_healed.v1"):
+    """A full render showed the whole list."""
+
+
+class ContextUnmapped(_Event, frozen=True, kw_only=True, tag="context_unmapped.v1"):
+    """The context's tokens are not known, or not the cache's own."""
+
+    reason: str
+
+
+class ContextVerified(_Event, frozen=True, kw_only=True, tag="context_verified.v1"):
+    """The cache itself showed the keys computed for a call."""
+
+
+class ContextClosed(_Event, frozen=True, kw_only=True, tag="context_closed.v1"):
+    """The context is over; only pins hold what they hold."""
+
+    reason: str
+
+
+# -- one KV namespace's stream ----------------------------------------------------------------------------
+
+
+class ChunksConfirmed(_Event, frozen=True, kw_only=True, tag="chunks_confirmed.v1"):
+    """The cache showed these keys. `stored` says that it reported the store during a call of ours."""
+
+    namespace: Namespace
+    keys: bytes
+    tiers: tuple[Tier, ...]
+    stored: bool = False
+
+
+class ChunksGone(_Event, frozen=True, kw_only=True, tag="chunks_gone.v1"):
+    """The cache no longer shows these keys in any tier."""
+
+    namespace: Namespace
+    keys: bytes
+    reason: str = ""
+
+
+class UntrackedForwarded(_Event, frozen=True, kw_only=True, tag="untracked_forwarded.v1"):
+    """Inference went to this model and salt without being tracked: the chunks there are not ours alone."""
+
+    namespace: Namespace
+    reason: str
+
+
+class DirectiveProposed(_Event, frozen=True, kw_only=True, tag="directive_proposed.v1"):
+    """The plan asks for this. `as_of` is the log position it was decided at."""
+
+    directive: Directive
+    as_of: int
+
+
+class DirectiveSettled(_Event, frozen=True, kw_only=True, tag="directive_settled.v1"):
+    """What became of it."""
+
+    directive_id: str
+    namespace: Namespace
+    result: DirectiveResult
+
+
+ContextEvent: TypeAlias = (
+    ContextCreated
+    | OperationApplied
+    | OperationHeld
+    | OperationRejected
+    | ListEdited
+    | ListGrown
+    | DeclarationMismatched
+    | CallArrived
+    | CallMapped
+    | PrefillDone
+    | CallEnded
+    | GenerationMapped
+    | BranchOpened
+    | BranchAdvanced
+    | BranchDoubted
+    | BranchRestored
+    | BranchExpired
+    | PinSet
+    | PinMoved
+    | PinRefused
+    | PinReleased
+    | WaitDeclared
+    | ContextResumed
+    | OutcomeDeclared
+    | TrackingGapOpened
+    | TrackingGapHealed
+    | ContextUnmapped
+    | ContextVerified
+    | ContextClosed
+)
+
+NamespaceEvent: TypeAlias = (
+    ChunksConfirmed | ChunksGone | UntrackedForwarded | DirectiveProposed | DirectiveSettled
+)
+
+Event: TypeAlias = ContextEvent | NamespaceEvent

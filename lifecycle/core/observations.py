@@ -1,0 +1,271 @@
+"""Observations: what the shell saw. Nothing here is believed until `decide` has turned it into events.
+
+Every observation carries `at_ns`, nanoseconds since the epoch; the core uses the later of it and the last.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from lifecycle.core.ids import Namespace
+from lifecycle.vocabulary import CallEnd, IdentityRung, MappingKind, OutcomeResult, WaitKind
+
+Span: TypeAlias = tuple[int, int]
+"""Half-open `[start, end)` of indices into the client's own message list."""
+
+SpanName: TypeAlias = Span | str
+"""A span, or `"system"` or `"tools"`: the head, addressed by name."""
+
+
+class _Operation(msgspec.Struct, frozen=True, kw_only=True, tag_field="op"):
+    seq: int
+    ctx: str
+
+
+class AppendMessages(_Operation, frozen=True, kw_only=True, tag="append"):
+    """`n` messages were added at the end of the list."""
+
+    n: int
+
+
+class ReplaceMessages(_Operation, frozen=True, kw_only=True, tag="replace"):
+    """The messages of `span` gave way to `n` new ones."""
+
+    span: Span
+    n: int
+
+
+class RemoveMessages(_Operation, frozen=True, kw_only=True, tag="remove"):
+    """The messages of `span` are gone."""
+
+    span: Span
+
+
+class ForkContext(_Operation, frozen=True, kw_only=True, tag="fork"):
+    """`ctx` begins as the first `upto` messages of `parent`; without `upto`, all of them."""
+
+    parent: str
+    upto: int | None = None
+
+
+class SpawnContext(_Operation, frozen=True, kw_only=True, tag="spawn"):
+    """`ctx` begins empty; parentage is a hint, never proof of shared KV."""
+
+    parent: str | None = None
+
+
+class MarkOneOff(_Operation, frozen=True, kw_only=True, tag="one_off"):
+    """`ctx` serves a single inference."""
+
+
+class PinSpan(_Operation, frozen=True, kw_only=True, tag="pin"):
+    """Hold the chain from the list's start to the end of `span` for `ttl` seconds."""
+
+    span: SpanName
+    ttl: float | None = None
+    priority: int | None = None
+
+
+class UnpinSpan(_Operation, frozen=True, kw_only=True, tag="unpin"):
+    """Back to the ordinary state."""
+
+    span: SpanName
+
+
+class DeclareWaiting(_Operation, frozen=True, kw_only=True, tag="waiting"):
+    """What the agent waits for; `eta` in seconds."""
+
+    kind: WaitKind
+    tool: str | None = None
+    eta: float | None = None
+
+
+class DeclareOutcome(_Operation, frozen=True, kw_only=True, tag="outcome"):
+    """What became of the work that the span stood for."""
+
+    span: Span
+    result: OutcomeResult
+
+
+class DeclareResumed(_Operation, frozen=True, kw_only=True, tag="resumed"):
+    """The wait is over; a call follows soon."""
+
+
+class CloseContext(_Operation, frozen=True, kw_only=True, tag="close"):
+    """The context is over."""
+
+
+Operation: TypeAlias = (
+    AppendMessages
+    | ReplaceMessages
+    | RemoveMessages
+    | ForkContext
+    | SpawnContext
+    | MarkOneOff
+    | PinSpan
+    | UnpinSpan
+    | DeclareWaiting
+    | DeclareOutcome
+    | DeclareResumed
+    | CloseContext
+)
+
+
+class MessageFact(msgspec.Struct, frozen=True, array_like=True):
+    """What we keep of a message: a keyed digest of its canonical form and its role. Never its text."""
+
+    digest: bytes
+    role: str
+
+
+class PinRequest(msgspec.Struct, frozen=True):
+    """A pin or unpin that rode on a call."""
+
+    span: SpanName
+    ttl: float | None = None
+    release: bool = False
+
+
+class _Observation(msgspec.Struct, frozen=True, kw_only=True):
+    at_ns: int
+
+
+class ContextOpened(_Observation, frozen=True, kw_only=True):
+    """A context is needed that does not exist yet.
+
+    `parent_state` is set by the tracker for a fork whose parent is known, of the same tenant and in the same
+    namespace; otherwise the context starts empty and `parent` stays a hint.
+    """
+
+    uid: str
+    tenant: str
+    context_id: str
+    namespace: Namespace
+    rung: IdentityRung
+    reason: str = ""
+    parent: str = ""
+    fork: bool = False
+    upto: int | None = None
+    one_off: bool = False
+    agent: str = ""
+    flow: str = ""
+
+
+class CallArrival(_Observation, frozen=True, kw_only=True):
+    """A call reached the proxy. `head` digests everything the template sees besides the messages."""
+
+    call_id: str
+    head: bytes
+    messages: tuple[MessageFact, ...]
+    streamed: bool = True
+    num_choices: int = 1
+    closes: bool = False
+    one_off: bool = False
+    pins: tuple[PinRequest, ...] = ()
+    wait: WaitKind | None = None
+    tool: str = ""
+    eta: float | None = None
+    source: str = ""
+    seq: int | None = None
+
+
+class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one prompt, by message.
+
+    `message_ends[i]` is the token position at which message i ends (monotone); `head_end` where the head
+    ends; `[message_ends[-1], num_tokens)` is the generation prompt. `chunk_keys` is the run of keys of every
+    full chunk of `chunk_size` tokens. With `kind` NONE only `reason` counts.
+    """
+
+    kind: MappingKind
+    reason: str = ""
+    num_tokens: int = 0
+    head_end: int = 0
+    tools_end: int = 0
+    message_ends: tuple[int, ...] = ()
+    chunk_size: int = 0
+    chunk_keys: bytes = b""
+
+
+class CallMapping(_Observation, frozen=True, kw_only=True):
+    """The prompt of a call in tokens. `budget_left_bytes` is what the tenant may still pin at that time."""
+
+    call_id: str
+    attempt: int
+    mapping: PromptMapping
+    bytes_per_token: int = 0
+    budget_left_bytes: int | None = None
+
+
+class FirstToken(_Observation, frozen=True, kw_only=True):
+    """The first token of any choice came back: the prompt is computed."""
+
+    call_id: str
+    attempt: int
+
+
+class CallEnding(_Observation, frozen=True, kw_only=True):
+    """A call is over. Token counts are the engine's own; -1 when it did not say."""
+
+    call_id: str
+    attempt: int
+    end: CallEnd
+    wait: WaitKind = WaitKind.UNKNOWN
+    tool: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int = -1
+    cached_tokens: int = -1
+    output_tokens: int = -1
+    detail: str = ""
+
+
+class GenerationKeys(_Observation, frozen=True, kw_only=True):
+    """The engine's own events told which tokens a call generated: the keys of the chunks they fill.
+
+    `chain` is the whole run of keys from token 0; `num_tokens` the prompt and the generated tokens together.
+    """
+
+    call_id: str
+    attempt: int
+    choice: int
+    num_tokens: int
+    chain: bytes
+    chunk_size: int
+
+
+class OperationReceived(_Observation, frozen=True, kw_only=True):
+    """One declared operation of `source`."""
+
+    source: str
+    operation: Operation
+    bytes_per_token: int = 0
+    budget_left_bytes: int | None = None
+
+
+class VerificationResult(_Observation, frozen=True, kw_only=True):
+    """Whether the keys computed for a call were the cache's own. Empty `reason`: they were."""
+
+    reason: str = ""
+
+
+class CloseRequested(_Observation, frozen=True, kw_only=True):
+    """Somebody with authority ended the context."""
+
+    reason: str
+
+
+class Tick(_Observation, frozen=True, kw_only=True):
+    """Time passed."""
+
+
+Observation: TypeAlias = (
+    CallArrival
+    | CallMapping
+    | FirstToken
+    | CallEnding
+    | GenerationKeys
+    | OperationReceived
+    | VerificationResult
+    | CloseRequested
+    | Tick
+)

@@ -1,0 +1,172 @@
+"""What follows from a declared operation: ordered and idempotent per source."""
+
+from typing import assert_never
+
+from lifecycle.core.decision import Decision
+from lifecycle.core.events import (
+    ContextClosed,
+    ContextResumed,
+    ListEdited,
+    ListGrown,
+    OperationApplied,
+    OperationHeld,
+    OperationRejected,
+    OutcomeDeclared,
+    PinReleased,
+    WaitDeclared,
+)
+from lifecycle.core.observations import (
+    AppendMessages,
+    CloseContext,
+    DeclareOutcome,
+    DeclareResumed,
+    DeclareWaiting,
+    ForkContext,
+    MarkOneOff,
+    Operation,
+    OperationReceived,
+    PinRequest,
+    PinSpan,
+    RemoveMessages,
+    ReplaceMessages,
+    Span,
+    SpawnContext,
+    UnpinSpan,
+)
+from lifecycle.core.pins import grant_pin, release_pin
+from lifecycle.core.state import ContextState, Source
+from lifecycle.core.tree import editable_list
+
+MAX_HELD = 256
+"""Operations of one source that may wait for a predecessor."""
+
+
+def receive(decision: Decision, observation: OperationReceived) -> None:
+    """One operation: applied, held for its predecessor, rejected, or (seen before) nothing at all.
+
+    Numbering begins at 1 per source and context. An operation that closes a gap releases those behind it.
+    """
+    name, operation = observation.source, observation.operation
+    source = decision.state.sources.get(name, Source())
+    seq = operation.seq
+    if seq <= source.applied or seq in source.held:
+        return
+    if seq > source.applied + 1:
+        if len(source.held) >= MAX_HELD:
+            decision.emit(
+                OperationRejected(
+                    at_ns=decision.at_ns,
+                    source=name,
+                    seq=seq,
+                    reason="too many operations wait for a missing one",
+                )
+            )
+        else:
+            decision.emit(OperationHeld(at_ns=decision.at_ns, source=name, operation=operation))
+        return
+    _apply(decision, observation, operation)
+    while True:
+        source = decision.state.sources[name]
+        following = source.held.get(source.applied + 1)
+        if following is None:
+            return
+        _apply(decision, observation, following)
+
+
+def _apply(decision: Decision, observation: OperationReceived, operation: Operation) -> None:
+    reason = _objection(decision.state, operation)
+    name = observation.source
+    source = decision.state.sources.get(name, Source())
+    if not reason and isinstance(operation, PinSpan | UnpinSpan):
+        reason = _pin(decision, observation, operation)
+    if reason:
+        decision.emit(OperationRejected(at_ns=decision.at_ns, source=name, seq=operation.seq, reason=reason))
+        return
+    decision.emit(OperationApplied(at_ns=decision.at_ns, source=name, operation=operation))
+    if operation.seq <= source.rendered and isinstance(
+        operation, AppendMessages | ReplaceMessages | RemoveMessages
+    ):
+        return  # a call that was sent after this edit has been rendered: its list shows the edit
+    _effect(decision, operation)
+
+
+def _objection(state: ContextState, operation: Operation) -> str:
+    """Why the operation cannot be applied to this context, or an empty string."""
+    match operation:
+        case AppendMessages(n=n):
+            return "" if n >= 0 else "n must not be negative"
+        case ReplaceMessages(span=span, n=n):
+            return _span_objection(state, span) or ("" if n >= 0 else "n must not be negative")
+        case RemoveMessages(span=span) | DeclareOutcome(span=span):
+            return _span_objection(state, span)
+        case MarkOneOff():
+            return "the context is in use already" if state.attempts else ""
+        case ForkContext() | SpawnContext():
+            return "the context is in use already" if state.attempts else ""
+        case DeclareWaiting(eta=eta):
+            return "" if eta is None or eta >= 0 else "eta must not be negative"
+        case PinSpan() | UnpinSpan() | DeclareResumed() | CloseContext():
+            return ""
+        case _:
+            assert_never(operation)
+
+
+def _span_objection(state: ContextState, span: Span) -> str:
+    start, end = span
+    if not 0 <= start <= end:
+        return f"[{start}, {end}) is not a span"
+    if not editable_list(state):
+        return "the context has no list yet"
+    return ""
+
+
+def _pin(decision: Decision, observation: OperationReceived, operation: PinSpan | UnpinSpan) -> str:
+    branch = decision.state.current_branch()
+    if branch is None:
+        return "the context has no list yet"
+    if isinstance(operation, UnpinSpan):
+        return release_pin(decision, branch.tip, operation.span)
+    return grant_pin(
+        decision,
+        branch.tip,
+        PinRequest(operation.span, operation.ttl),
+        operation.priority,
+        observation.bytes_per_token,
+        observation.budget_left_bytes,
+    )
+
+
+def _effect(decision: Decision, operation: Operation) -> None:
+    now = decision.at_ns
+    match operation:
+        case AppendMessages(n=n):
+            decision.emit(ListGrown(at_ns=now, num_new=n))
+        case ReplaceMessages(span=span, n=n):
+            _edit(decision, span, n)
+        case RemoveMessages(span=span):
+            _edit(decision, span, 0)
+        case DeclareWaiting(kind=kind, tool=tool, eta=eta):
+            decision.emit(WaitDeclared(at_ns=now, kind=kind, tool=tool or "", eta=eta))
+        case DeclareOutcome(span=span, result=result):
+            decision.emit(OutcomeDeclared(at_ns=now, start=span[0], end=span[1], result=result))
+        case DeclareResumed():
+            decision.emit(ContextResumed(at_ns=now))
+        case CloseContext():
+            if decision.state.open:
+                decision.emit(ContextClosed(at_ns=now, reason="closed by its agent"))
+        case MarkOneOff() | ForkContext() | SpawnContext() | PinSpan() | UnpinSpan():
+            pass
+        case _:
+            assert_never(operation)
+
+
+def _edit(decision: Decision, span: Span, num_new: int) -> None:
+    start, end = span
+    if start == end and num_new == 0:
+        return
+    for pin in decision.state.pins:
+        if start <= pin.index < end:
+            decision.emit(
+                PinReleased(at_ns=decision.at_ns, pin_id=pin.pin_id, reason="its message was removed")
+            )
+    decision.emit(ListEdited(at_ns=decision.at_ns, start=start, end=end, num_new=num_new))

@@ -1,0 +1,140 @@
+"""Pins: leased holds on a chain that follow their message."""
+
+from collections.abc import Sequence
+
+from lifecycle.core.decision import Decision
+from lifecycle.core.events import PinMoved, PinRefused, PinReleased, PinSet
+from lifecycle.core.observations import CallMapping, PinRequest, SpanName
+from lifecycle.core.state import ContextState, Flight, PinHold, Version, list_path, path
+from lifecycle.vocabulary import PIN_TTL_DEFAULT_SECONDS, PIN_TTL_MAX_SECONDS
+
+HEAD_ROLES = frozenset(("system", "developer"))
+
+
+def span_end(state: ContextState, tip: int, span: SpanName) -> Version | str:
+    """The version at which the span's chain ends, or why there is none."""
+    steps = path(state.versions, tip)
+    messages = [v for v in steps if v.index >= 0]
+    if span == "system":
+        leading = 0
+        while leading < len(messages) and messages[leading].role in HEAD_ROLES:
+            leading += 1
+        return messages[leading - 1] if leading else "the list begins with no system message"
+    if span == "tools":
+        if not state.tools_end:
+            return "the prompt holds no tools, or its tokens are not known"
+        return next(
+            (v for v in steps if v.mapped and v.end >= state.tools_end), "the tools' tokens are not known"
+        )
+    if isinstance(span, str):
+        return f"unknown span {span!r}"
+    start, end = span
+    if not 0 <= start < end:
+        return f"[{start}, {end}) is not a span"
+    if end > len(messages):
+        return f"span ends at {end}, the list has {len(messages)} messages"
+    return messages[end - 1]
+
+
+def grant_pin(
+    decision: Decision,
+    tip: int,
+    request: PinRequest,
+    priority: int | None,
+    bytes_per_token: int,
+    budget_left_bytes: int | None,
+) -> str:
+    """Set or renew a pin; answers why not, or an empty string. The same chain again is the same pin."""
+    state = decision.state
+    version = span_end(state, tip, request.span)
+    if isinstance(version, str):
+        return version
+    if not version.mapped:
+        return "the span's tokens are not known"
+    ttl = PIN_TTL_DEFAULT_SECONDS if request.ttl is None else request.ttl
+    if not 0 < ttl <= PIN_TTL_MAX_SECONDS:
+        return f"ttl must be above 0 and at most {PIN_TTL_MAX_SECONDS:.0f} seconds"
+    known = next((p for p in state.pins if p.tip == version.id), None)
+    size_bytes = version.end * bytes_per_token
+    needed = size_bytes - (known.size_bytes if known else 0)
+    if budget_left_bytes is not None and needed > budget_left_bytes:
+        return f"pin budget: {needed} bytes needed, {budget_left_bytes} left"
+    until_ns = decision.at_ns + int(ttl * 1e9)
+    if known:
+        until_ns = max(until_ns, known.until_ns)
+    decision.emit(
+        PinSet(
+            at_ns=decision.at_ns,
+            pin_id=known.pin_id if known else f"{state.uid}:p{version.id}",
+            tip=version.id,
+            index=version.index,
+            until_ns=until_ns,
+            size_bytes=size_bytes,
+            priority=priority,
+        )
+    )
+    return ""
+
+
+def release_pin(decision: Decision, tip: int, span: SpanName) -> str:
+    """End the pin on the span's chain; answers why there is nothing to end, or an empty string."""
+    version = span_end(decision.state, tip, span)
+    if isinstance(version, str):
+        return version
+    for pin in decision.state.pins:
+        if pin.tip == version.id or (pin.moving and pin.message == version.digest):
+            decision.emit(PinReleased(at_ns=decision.at_ns, pin_id=pin.pin_id, reason="unpinned"))
+    return ""
+
+
+def pin_from_call(decision: Decision, flight: Flight, observation: CallMapping) -> None:
+    """Pins and unpins that rode on a call, once its tokens are known; a retry repeats none of them."""
+    if flight.attempt > 1:
+        return
+    budget = observation.budget_left_bytes
+    for request in flight.pins:
+        if request.release:
+            reason = release_pin(decision, flight.tip, request.span)
+        else:
+            held = sum(p.size_bytes for p in decision.state.pins)
+            reason = grant_pin(decision, flight.tip, request, None, observation.bytes_per_token, budget)
+            if budget is not None:
+                budget -= sum(p.size_bytes for p in decision.state.pins) - held
+        if reason:
+            decision.emit(PinRefused(at_ns=decision.at_ns, span=str(request.span), reason=reason))
+
+
+def follow_pins(decision: Decision, flight: Flight) -> None:
+    """Move pins whose message materialised behind another prefix to its new version."""
+    state = decision.state
+    messages = list_path(state, flight.tip)
+    on_path = {v.id for v in path(state.versions, flight.tip)}
+    bytes_per_token = _bytes_per_token(state)
+    for pin in state.pins:
+        if pin.tip in on_path and not pin.moving:
+            continue
+        target = _same_message(messages, pin)
+        if target is not None:
+            decision.emit(
+                PinMoved(
+                    at_ns=decision.at_ns,
+                    pin_id=pin.pin_id,
+                    tip=target.id,
+                    index=target.index,
+                    size_bytes=int(max(target.end, 0) * bytes_per_token),
+                )
+            )
+
+
+def _same_message(messages: Sequence[Version], pin: PinHold) -> Version | None:
+    same = [v for v in messages if v.digest == pin.message]
+    return min(same, key=lambda v: (abs(v.index - pin.index), v.index), default=None)
+
+
+def _bytes_per_token(state: ContextState) -> float:
+    """What the context's pins were charged a token; a moved pin is charged alike."""
+    for pin in state.pins:
+        end = state.versions[pin.tip].end
+        if end > 0 and not pin.moving:
+            return pin.size_bytes / end
+    return 0.0

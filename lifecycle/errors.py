@@ -1,0 +1,39 @@
+"""Errors of the domain. A class exists only where a caller acts differently on it.
+
+LifecycleError
+├── InvalidObservation   the input cannot be true; nothing was recorded
+├── UnknownContext       the context is not this tenant's, or does not exist
+├── VersionConflict      somebody else appended first; read again and decide again
+├── LogUnavailable       the log cannot take or give events now; calls go on untracked
+└── CorruptLog           what was read back cannot be decoded; reclaim stops
+"""
+
+
+class LifecycleError(Exception):
+    """Root of the domain's errors."""
+
+
+class InvalidObservation(LifecycleError):
+    """The observation contradicts the context's state or its own contract."""
+
+
+class UnknownContext(LifecycleError):
+    """No such context for this tenant."""
+
+
+class VersionConflict(LifecycleError):
+    """The stream moved on: the expected version is not its last one."""
+
+    def __init__(self, stream: str, expected: int, actual: int) -> None:
+        super().__init__(f"stream {stream!r} is at version {actual}, not {expected}")
+        self.stream = stream
+        self.expected = expected
+        self.actual = actual
+
+
+class LogUnavailable(LifecycleError):
+    """The event log refused or lost the request; nothing of the batch was recorded."""
+
+
+class CorruptLog(LifecycleError):
+    """The log holds something this version cannot decode."""

@@ -1,0 +1,111 @@
+"""What the domain needs from the outside, as Protocols. Adapters live in `store/` and `engine_bridge/`."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from lifecycle.core.directives import Directive, DirectiveResult
+from lifecycle.core.events import Event
+from lifecycle.core.ids import Namespace
+from lifecycle.vocabulary import Tier
+
+
+class Clock(Protocol):
+    """Wall clock in nanoseconds since the epoch."""
+
+    def now_ns(self) -> int: ...
+
+
+class IdSource(Protocol):
+    """Fresh, unguessable identifiers; `prefix` says of what."""
+
+    def new(self, prefix: str) -> str: ...
+
+
+class RecordedEvent(msgspec.Struct, frozen=True):
+    """An event as the log holds it: `version` counts from 1 in the stream, `position` over the whole log."""
+
+    stream: str
+    version: int
+    position: int
+    event: Event
+
+
+class EventLog(Protocol):
+    """Ordered, append-only. One stream a context, one a KV namespace.
+
+    `append` is all or nothing and durable when it returns. It raises `VersionConflict` when
+    `expected_version` is not the stream's last version (0 for a new stream), `LogUnavailable` when the
+    store cannot take it. Reads raise `CorruptLog` for what cannot be decoded.
+    """
+
+    async def append(
+        self, stream: str, events: Sequence[Event], expected_version: int
+    ) -> Sequence[RecordedEvent]: ...
+
+    def read_stream(self, stream: str, after_version: int = 0) -> AsyncIterator[RecordedEvent]: ...
+
+    def read_all(self, after_position: int = 0) -> AsyncIterator[RecordedEvent]: ...
+
+    async def head(self) -> int:
+        """Position of the last event, 0 for an empty log."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Presence(msgspec.Struct, frozen=True):
+    """Where one chunk lies, by the cache's own word. All ranks, groups and instances must hold it."""
+
+    key: bytes
+    tiers: frozenset[Tier]
+
+
+class CacheCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver can execute, by directive name, and why it cannot execute the rest."""
+
+    driver: str
+    level: int
+    supported: frozenset[str]
+    unsupported: dict[str, str]
+
+
+class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of the start-up test. `ok` False means observe only; each problem says what to do about it."""
+
+    ok: bool
+    problems: tuple[str, ...] = ()
+    chunk_size: int = 0
+    bytes_per_token: int = 0
+
+
+class CacheControl(Protocol):
+    """The narrow door to a KV cache. Only what a driver reports is true of the cache.
+
+    `execute` never raises for what the cache did: it answers with an outcome. `still_dead` is asked right
+    before each delete, so that a chunk that came back to life since the decision is left alone.
+    `token_ids` gives the tokens of a chain to drivers whose cache addresses by token; None if unknown.
+    """
+
+    @property
+    def capabilities(self) -> CacheCapabilities: ...
+
+    async def self_test(self) -> SelfTest: ...
+
+    async def locate(self, namespace: Namespace, keys: Sequence[bytes]) -> Sequence[Presence]:
+        """Which tiers hold each key, in the order asked. Raises `CacheUnavailable`."""
+        ...
+
+    async def execute(
+        self,
+        directive: Directive,
+        still_dead: Callable[[bytes], bool],
+        token_ids: Callable[[], Sequence[int] | None],
+    ) -> DirectiveResult: ...
+
+    async def release_all(self) -> int:
+        """Give back every hold of ours, also those of an earlier run; answers how many."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Read models over the event log, mutated in place and rebuilt from it."""

@@ -1,0 +1,1 @@
+"""The shell: HTTP in, HTTP out, and everything built by name."""
