@@ -1,0 +1,31 @@
+"""Tables of the embedded database. `migrations/` builds them; a test holds the two together."""
+
+from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text, UniqueConstraint
+
+metadata = MetaData()
+
+events = Table(
+    "events",
+    metadata,
+    Column("position", Integer, primary_key=True, autoincrement=True),
+    Column("stream", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("at_ns", Integer, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("checksum", Integer, nullable=False),
+    UniqueConstraint("stream", "version", name="uq_events_stream_version"),
+    sqlite_autoincrement=True,
+)
+"""One row an event. `position` is never used twice; (`stream`, `version`) is the guard against two writers.
+
+`type` and `at_ns` repeat what `payload` says, for people with an SQL prompt.
+"""
+
+settings = Table(
+    "settings",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)
+"""Values that are made once and shared by every process on this database, such as the digest secret."""

@@ -1,0 +1,10 @@
+"""Runs revisions on the connection and inside the transaction of whoever opened the database."""
+
+from alembic import context
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=context.config.attributes["metadata"],
+    render_as_batch=True,
+)
+context.run_migrations()
