@@ -1,0 +1,317 @@
+"""What an answer said, read beside the stream: the bytes go to the client whether or not we understand them.
+
+The tap sees the chunks of a chat completion (or completion) answer, streamed or not, compressed or not.
+It never raises for what an engine sent, holds nothing back and bounds what it remembers.
+"""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.sse import EventSplitter
+
+DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
+"""Decoded bytes after which the tap stops reading one answer."""
+
+_DONE = b"[DONE]"
+
+
+class ToolCallFact(msgspec.Struct, frozen=True):
+    """A tool call as it went out; `arguments` is the text the model wrote."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ChoiceFact(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice of an answer, put together from its deltas. `finish_reason` is empty while it was open."""
+
+    index: int
+    role: str = "assistant"
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCallFact, ...] = ()
+    finish_reason: str = ""
+    token_ids: tuple[int, ...] = ()
+
+    def message(self) -> dict[str, Any]:
+        """The assistant message that a client would put into its next call."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]
+        return message
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's own token counts; -1 (`cached_tokens`: None) where it did not say."""
+
+    prompt_tokens: int = -1
+    completion_tokens: int = -1
+    cached_tokens: int | None = None
+
+
+class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the tap learned.
+
+    `complete` means the answer was whole: `[DONE]`, or a parsed body, or every choice finished. `blind` says
+    why the tap could not read (part of) it; empty when it could. `error` is the engine's message when the
+    answer, or an event in it, was an error.
+    """
+
+    status: int = 0
+    streamed: bool = False
+    response_id: str = ""
+    model: str = ""
+    choices: tuple[ChoiceFact, ...] = ()
+    usage: Usage = Usage()
+    kv_transfer_params: Mapping[str, Any] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    complete: bool = False
+    error: str = ""
+    blind: str = ""
+    num_events: int = 0
+    num_malformed: int = 0
+
+    @property
+    def tool_call_ids(self) -> tuple[str, ...]:
+        """Ids of every tool call of every choice."""
+        return tuple(call.id for choice in self.choices for call in choice.tool_calls if call.id)
+
+
+class AnswerTap:
+    """Reads one answer. `first_token` and `finished` may be asked after every `feed`."""
+
+    def __init__(
+        self,
+        status: int,
+        content_type: str = "",
+        content_encoding: str = "",
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    ) -> None:
+        self.first_token = False
+        self.finished = False
+        self._status = status
+        self._streamed = content_type.split(";")[0].strip().lower() == "text/event-stream"
+        self._splitter = EventSplitter()
+        self._body: list[bytes] = []
+        self._left_bytes = limit_bytes
+        self._blind = ""
+        self._inflate: _Inflate | None = None
+        coding = content_encoding.strip().lower()
+        if coding in ("gzip", "x-gzip", "deflate"):
+            self._inflate = _Inflate(coding)
+        elif coding not in ("", "identity"):
+            self._blind = f"content-encoding {coding}"
+        self._choices: dict[int, _OpenChoice] = {}
+        self._facts: dict[str, Any] = {}
+        self._num_events = 0
+        self._num_malformed = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Read the next bytes of the answer's body."""
+        if self._blind:
+            return
+        if self._inflate is not None:
+            try:
+                chunk = self._inflate.decode(chunk, self._left_bytes + 1)
+            except zlib.error:
+                self._blind = "undecodable content"
+                return
+        self._left_bytes -= len(chunk)
+        if self._left_bytes < 0:
+            self._blind = "answer too large"
+            self._body.clear()
+        elif self._streamed:
+            for event in self._splitter.feed(chunk):
+                self._take_event(event.data)
+        else:
+            self._body.append(chunk)
+
+    def close(self) -> None:
+        """The body has ended as HTTP says it should."""
+        if self._blind:
+            return
+        if self._streamed:
+            for event in self._splitter.close():
+                self._take_event(event.data)
+        elif self._body:
+            self._take_document(b"".join(self._body))
+            self._body.clear()
+            self.finished = self._num_malformed == 0
+            self.first_token = self.finished and bool(self._choices)
+
+    def facts(self) -> AnswerFacts:
+        """What is known now; may be asked at any time, also after a break."""
+        choices = tuple(self._choices[index].fact() for index in sorted(self._choices))
+        finished = bool(choices) and all(choice.finish_reason for choice in choices)
+        return AnswerFacts(
+            status=self._status,
+            streamed=self._streamed,
+            choices=choices,
+            complete=self.finished or finished,
+            blind=self._blind,
+            num_events=self._num_events,
+            num_malformed=self._num_malformed,
+            **self._facts,
+        )
+
+    def _take_event(self, data: bytes) -> None:
+        self._num_events += 1
+        if data.strip() == _DONE:
+            self.finished = True
+        else:
+            self._take_document(data)
+
+    def _take_document(self, data: bytes) -> None:
+        try:
+            document = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._num_malformed += 1
+            return
+        if not isinstance(document, dict):
+            self._num_malformed += 1
+            return
+        self._take_fields(document)
+        choices = document.get("choices")
+        for position, choice in enumerate(choices if isinstance(choices, list) else ()):
+            if isinstance(choice, dict):
+                index = choice.get("index")
+                index = index if isinstance(index, int) else position
+                opened = self._choices.setdefault(index, _OpenChoice(index))
+                if opened.take(choice) and not self.first_token and self._streamed:
+                    self.first_token = True
+
+    def _take_fields(self, document: dict[str, Any]) -> None:
+        if isinstance(document.get("id"), str):
+            self._facts.setdefault("response_id", document["id"])
+        if isinstance(document.get("model"), str):
+            self._facts.setdefault("model", document["model"])
+        if isinstance(document.get("usage"), dict):
+            self._facts["usage"] = _usage(document["usage"])
+        if isinstance(document.get("kv_transfer_params"), dict):
+            self._facts["kv_transfer_params"] = document["kv_transfer_params"]
+        ids = _ids(document.get("prompt_token_ids"))
+        if ids is not None:
+            self._facts["prompt_token_ids"] = ids
+        error = document.get("error")
+        if error is not None:
+            message = error.get("message") if isinstance(error, dict) else error
+            self._facts["error"] = str(message)
+        elif document.get("object") == "error":
+            self._facts["error"] = str(document.get("message"))
+
+
+class _OpenChoice:
+    """A choice whose deltas are still coming in."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._role = "assistant"
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, tuple[list[str], list[str], list[str]]] = {}
+        self._finish_reason = ""
+        self._token_ids: list[int] = []
+
+    def take(self, choice: dict[str, Any]) -> bool:
+        """Add a delta or a whole message; whether it carried something the model generated."""
+        generated = False
+        part = choice.get("delta") or choice.get("message") or {}
+        if not isinstance(part, dict):
+            part = {}
+        role = part.get("role")
+        if isinstance(role, str) and role:
+            self._role = role
+        for value, pieces in (
+            (part.get("content") or choice.get("text"), self._content),
+            (part.get("reasoning_content") or part.get("reasoning"), self._reasoning),
+        ):
+            if isinstance(value, str) and value:
+                pieces.append(value)
+                generated = True
+        calls = part.get("tool_calls")
+        for position, call in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(call, dict):
+                self._take_call(position, call)
+                generated = True
+        ids = _ids(choice.get("token_ids"))
+        if ids:
+            self._token_ids.extend(ids)
+            generated = True
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str) and reason:
+            self._finish_reason = reason
+            generated = True
+        return generated
+
+    def fact(self) -> ChoiceFact:
+        calls = tuple(
+            ToolCallFact("".join(ids[:1]), "".join(names[:1]), "".join(arguments))
+            for _, (ids, names, arguments) in sorted(self._calls.items())
+        )
+        return ChoiceFact(
+            index=self._index,
+            role=self._role,
+            content="".join(self._content) if self._content else None,
+            reasoning="".join(self._reasoning) if self._reasoning else None,
+            tool_calls=calls,
+            finish_reason=self._finish_reason,
+            token_ids=tuple(self._token_ids),
+        )
+
+    def _take_call(self, position: int, call: dict[str, Any]) -> None:
+        index = call.get("index")
+        slot = self._calls.setdefault(index if isinstance(index, int) else position, ([], [], []))
+        function = call.get("function")
+        function = function if isinstance(function, dict) else {}
+        for value, pieces in zip(
+            (call.get("id"), function.get("name"), function.get("arguments")), slot, strict=True
+        ):
+            if isinstance(value, str) and value:
+                pieces.append(value)
+
+
+class _Inflate:
+    """Decodes gzip (also of several members) or deflate, piece by piece."""
+
+    def __init__(self, coding: str) -> None:
+        self._wbits = zlib.MAX_WBITS if coding == "deflate" else zlib.MAX_WBITS | 16
+        self._decoder = zlib.decompressobj(self._wbits)
+
+    def decode(self, chunk: bytes, limit: int) -> bytes:
+        """At most about `limit` decoded bytes; more of them means the answer is too large anyway."""
+        decoded: list[bytes] = []
+        size = 0
+        while chunk and size < limit:
+            if self._decoder.eof:
+                self._decoder = zlib.decompressobj(self._wbits)
+            piece = self._decoder.decompress(chunk, limit - size)
+            decoded.append(piece)
+            size += len(piece)
+            chunk = self._decoder.unconsumed_tail or self._decoder.unused_data
+        return b"".join(decoded)
+
+
+def _usage(raw: dict[str, Any]) -> Usage:
+    details = raw.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    prompt, completion = raw.get("prompt_tokens"), raw.get("completion_tokens")
+    return Usage(
+        prompt_tokens=prompt if isinstance(prompt, int) else -1,
+        completion_tokens=completion if isinstance(completion, int) else -1,
+        cached_tokens=cached if isinstance(cached, int) else None,
+    )
+
+
+def _ids(value: object) -> tuple[int, ...] | None:
+    if isinstance(value, list) and all(isinstance(item, int) for item in value):
+        return tuple(value)
+    return None

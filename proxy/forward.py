@@ -1,0 +1,446 @@
+"""Requests to the engine and answers back, as pure ASGI: bytes in, the same bytes out.
+
+`pipe` streams both ways for every path that is not tracked. `forward_call` sends a body that was already
+read and edited, and lets an observer listen to the answer. Neither adds, drops or delays a byte of an
+answer; when the engine breaks off, the client sees a broken transfer and never an invented end.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from lifecycle.vocabulary import CallEnd
+from proxy.answer_tap import AnswerFacts, AnswerTap
+from proxy.body_edit import cut_engine_ids
+from proxy.errors import BodyTooLarge, ClientGone, InvalidRequest, ProxyError, UpstreamBroken, UpstreamError
+from proxy.problems import openai_error, send_response
+from proxy.sse import EventRewriter
+from proxy.upstream import Headers, Upstream, UpstreamRequest, UpstreamResponse, end_to_end
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+DEFAULT_BODY_LIMIT_BYTES = 512 * 1024 * 1024
+_QUEUED_PIECES = 16
+_OWN_PREFIX = b"x-kv-"
+_NOT_FORWARDED = frozenset({b"host", b"content-length", b"expect"})
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+_NO_BODY_STATUSES = (204, 304)
+
+logger = logging.getLogger(__name__)
+
+
+class UpstreamCredentials(msgspec.Struct, frozen=True):
+    """What the engine gets to see of a caller's key: with `keep`, what the client sent; else `authorization`,
+    or nothing."""
+
+    keep: bool = True
+    authorization: bytes | None = None
+
+
+class CallObserver(Protocol):
+    """Listens to one call. Its methods must return at once; what they raise is logged and harms no answer."""
+
+    def on_head(self, status: int) -> None:
+        """The engine's answer begins."""
+        ...
+
+    def on_first_token(self) -> None:
+        """A streamed answer carries its first generated piece: the prompt has been computed."""
+        ...
+
+    def on_end(self, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
+        """The call is over; called exactly once, before the last bytes reach the client.
+
+        So whatever a client sends after it has read the whole answer arrives behind this. `reason` is
+        empty for COMPLETED. An answer that is an error is FAILED.
+        """
+        ...
+
+
+class ForwardOutcome(msgspec.Struct, frozen=True):
+    """How an exchange ended. `status` is the engine's, 0 if it gave none."""
+
+    end: CallEnd
+    status: int
+    reason: str = ""
+
+
+def request_headers(
+    headers: Headers, credentials: UpstreamCredentials, *, keep_length: bool
+) -> list[tuple[bytes, bytes]]:
+    """The client's headers as the engine gets them: without hop-by-hop ones, ours, and those we answer
+    for."""
+    forwarded = [
+        (name, value)
+        for name, value in end_to_end(headers)
+        if not name.startswith(_OWN_PREFIX)
+        and (name not in _NOT_FORWARDED or (keep_length and name == b"content-length"))
+        and (credentials.keep or name not in _CREDENTIALS)
+    ]
+    if not credentials.keep and credentials.authorization is not None:
+        forwarded.append((b"authorization", credentials.authorization))
+    return forwarded
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int = DEFAULT_BODY_LIMIT_BYTES) -> bytes:
+    """The whole request body. Raises `BodyTooLarge`, `InvalidRequest` (contradicting framing),
+    `ClientGone`."""
+    _check_framing(scope, limit_bytes)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("the client hung up while it sent its request")
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > limit_bytes:
+            raise _too_large(limit_bytes)
+        pieces.append(piece)
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def pipe(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    upstream: Upstream,
+    *,
+    credentials: UpstreamCredentials | None = None,
+    limit_bytes: int = DEFAULT_BODY_LIMIT_BYTES,
+) -> ForwardOutcome:
+    """Stream a request through and its answer back. A client that hangs up stops the engine in any phase."""
+    try:
+        _check_framing(scope, limit_bytes)
+    except ProxyError as refusal:
+        await send_response(send, openai_error(refusal), close=isinstance(refusal, InvalidRequest))
+        return ForwardOutcome(CallEnd.FAILED, 0, str(refusal))
+    feed = _RequestFeed(receive, limit_bytes)
+    request = UpstreamRequest(
+        method=scope["method"],
+        raw_target=raw_target(scope),
+        headers=request_headers(scope["headers"], credentials or UpstreamCredentials(), keep_length=True),
+        body=feed.pieces() if _has_body(scope) else None,
+    )
+    exchange = _Exchange(send, upstream, request)
+    return await _race(exchange, feed.pump())
+
+
+async def forward_call(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    upstream: Upstream,
+    body: bytes,
+    *,
+    credentials: UpstreamCredentials | None = None,
+    response_headers: Callable[[], Headers] | None = None,
+    observer: CallObserver | None = None,
+    cut_ids: bool = False,
+) -> ForwardOutcome:
+    """Send `body` as this request's and relay the answer while `observer` listens.
+
+    `response_headers` is asked once, when the answer's head has come; its headers are appended.
+    `cut_ids` takes the token ids that we asked for out of a successful answer (the tap still sees them);
+    each event then waits for its end, and the engine is asked not to compress.
+    """
+    headers = request_headers(scope["headers"], credentials or UpstreamCredentials(), keep_length=False)
+    if cut_ids:
+        headers = [(name, value) for name, value in headers if name != b"accept-encoding"]
+    request = UpstreamRequest(
+        method=scope["method"], raw_target=raw_target(scope), headers=headers, body=body
+    )
+    exchange = _Exchange(send, upstream, request, response_headers, observer, cut_ids)
+    return await _race(exchange, _hang_up(receive))
+
+
+def raw_target(scope: Scope) -> bytes:
+    """Path and query as the client wrote them."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
+    query: bytes = scope["query_string"]
+    return path + b"?" + query if query else path
+
+
+class _Exchange:
+    """One request and its answer. `run` raises nothing but cancellation."""
+
+    def __init__(
+        self,
+        send: Send,
+        upstream: Upstream,
+        request: UpstreamRequest,
+        response_headers: Callable[[], Headers] | None = None,
+        observer: CallObserver | None = None,
+        cut_ids: bool = False,
+    ) -> None:
+        self.started = False
+        self.delivered = False
+        self.listener = _Listener(observer)
+        self._send = send
+        self._upstream = upstream
+        self._request = request
+        self._response_headers = response_headers
+        self._cut_ids = cut_ids
+
+    async def run(self) -> None:
+        try:
+            response = await self._upstream.open(self._request)
+        except UpstreamError as error:
+            logger.warning("%s: %s", error, error.__cause__)
+            self.listener.end(CallEnd.FAILED, str(error))
+            await self.refuse(error)
+            return
+        try:
+            await self._relay(response)
+        except UpstreamBroken as error:
+            # Returning without the last body message makes the server break the client's transfer off.
+            self.listener.end(CallEnd.FAILED, str(error))
+            logger.warning("%s: %s", error, error.__cause__)
+        except OSError as error:
+            self.listener.end(CallEnd.ABORTED, str(error) or "the client hung up")
+        finally:
+            response.close()
+
+    async def refuse(self, error: ProxyError) -> None:
+        """Answer with an error of our own, before the engine's answer has begun.
+
+        The connection stays open: closing it on a client that is still sending would reset it, and the
+        client would never read why. The server discards the rest of the body.
+        """
+        self.delivered = True
+        await send_response(self._send, openai_error(error))
+
+    async def _relay(self, response: UpstreamResponse) -> None:
+        content = _ContentHeaders(response.headers)
+        self.listener.head(response.status, content)
+        cutter = self._cutter(response.status, content)
+        self.started = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": response.status,
+                "headers": self._answer_headers(response, resized=cutter is not None),
+            }
+        )
+        ended = response.at_end()
+        while not ended:
+            piece = await response.read()
+            ended = not piece or response.at_end()
+            if piece:
+                self.listener.heard(piece)
+                if cutter is not None:
+                    piece = cutter.feed(piece)
+            if not ended and piece:
+                await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            elif ended:
+                await self._finish(piece + (cutter.close() if cutter is not None else b""))
+        if not self.delivered:
+            await self._finish(b"")
+
+    async def _finish(self, last: bytes) -> None:
+        self.listener.complete()
+        self.delivered = True
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _answer_headers(self, response: UpstreamResponse, *, resized: bool) -> list[tuple[bytes, bytes]]:
+        dropped = resized or response.status in _NO_BODY_STATUSES
+        headers = [
+            (name, value) for name, value in response.headers if not (dropped and name == b"content-length")
+        ]
+        if self._response_headers is not None:
+            try:
+                headers += self._response_headers()
+            except Exception:
+                logger.exception("no headers of ours on this answer")
+        return headers
+
+    def _cutter(self, status: int, content: "_ContentHeaders") -> "_Cutter | None":
+        if not self._cut_ids or status != 200 or content.encoding not in ("", "identity"):
+            return None
+        if content.type.startswith("text/event-stream"):
+            return EventRewriter(lambda data: cut_engine_ids(data).body)
+        return _DocumentCutter()
+
+
+class _Cutter(Protocol):
+    def feed(self, chunk: bytes) -> bytes: ...
+
+    def close(self) -> bytes: ...
+
+
+class _DocumentCutter:
+    """Holds a JSON answer until it is whole."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> bytes:
+        self._pieces.append(chunk)
+        return b""
+
+    def close(self) -> bytes:
+        return cut_engine_ids(b"".join(self._pieces)).body
+
+
+class _ContentHeaders:
+    """What an answer says about its body."""
+
+    def __init__(self, headers: Headers) -> None:
+        found = dict(headers)
+        self.type = found.get(b"content-type", b"").decode("latin-1").strip().lower()
+        self.encoding = found.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+
+
+class _Listener:
+    """The observer and its tap, fenced off: whatever they raise ends the listening, never the answer."""
+
+    def __init__(self, observer: CallObserver | None) -> None:
+        self.outcome: ForwardOutcome | None = None
+        self._observer = observer
+        self._tap: AnswerTap | None = None
+        self._status = 0
+        self._first_token_told = False
+
+    def head(self, status: int, content: _ContentHeaders) -> None:
+        self._status = status
+        if self._observer is None:
+            return
+        self._tap = AnswerTap(status, content.type, content.encoding)
+        self._guarded(lambda observer: observer.on_head(status))
+
+    def heard(self, piece: bytes) -> None:
+        if self._tap is None or self.outcome is not None:
+            return
+        try:
+            self._tap.feed(piece)
+        except Exception:
+            logger.exception("the tap failed; the rest of this answer goes unread")
+            self._tap = None
+            return
+        if self._tap.first_token and not self._first_token_told:
+            self._first_token_told = True
+            self._guarded(lambda observer: observer.on_first_token())
+        if self._tap.finished:
+            self._complete_as_told()
+
+    def complete(self) -> None:
+        """The body ended as HTTP says it should."""
+        if self.outcome is None:
+            if self._tap is not None:
+                try:
+                    self._tap.close()
+                except Exception:
+                    logger.exception("the tap failed at the end of an answer")
+            self._complete_as_told()
+
+    def end(self, end: CallEnd, reason: str) -> None:
+        """The exchange is over; only the first word counts."""
+        if self.outcome is not None:
+            return
+        self.outcome = ForwardOutcome(end, self._status, reason)
+        facts = self._tap.facts() if self._tap is not None else AnswerFacts(status=self._status)
+        self._guarded(lambda observer: observer.on_end(end, facts, reason))
+
+    def _complete_as_told(self) -> None:
+        error = self._tap.facts().error if self._tap is not None else ""
+        if self._status >= 400:
+            self.end(CallEnd.FAILED, error or f"the engine answered {self._status}")
+        elif error:
+            self.end(CallEnd.FAILED, error)
+        else:
+            self.end(CallEnd.COMPLETED, "")
+
+    def _guarded(self, tell: Callable[[CallObserver], None]) -> None:
+        if self._observer is None:
+            return
+        try:
+            tell(self._observer)
+        except Exception:
+            logger.exception("an observer failed")
+
+
+class _RequestFeed:
+    """The request's body on its way from the client to the engine, and the watch for a hang-up behind it."""
+
+    def __init__(self, receive: Receive, limit_bytes: int) -> None:
+        self._receive = receive
+        self._limit_bytes = limit_bytes
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUED_PIECES)
+
+    async def pump(self) -> ProxyError:
+        """Read until the client is gone or has sent too much; returns which."""
+        size = 0
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return ClientGone("the client hung up")
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > self._limit_bytes:
+                return _too_large(self._limit_bytes)
+            if piece:
+                await self._queue.put(piece)
+            more = message.get("more_body", False)
+        await self._queue.put(None)
+        return await _hang_up(self._receive)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        while (piece := await self._queue.get()) is not None:
+            yield piece
+
+
+async def _race(exchange: _Exchange, watch: Coroutine[Any, Any, ProxyError]) -> ForwardOutcome:
+    """Run the exchange until it is over or `watch` says it is pointless; then stop the engine at once."""
+    cause: ProxyError = ClientGone("the client hung up")
+    try:
+        async with asyncio.TaskGroup() as group:
+            worker = group.create_task(exchange.run())
+            watcher = group.create_task(watch)
+            await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
+            if watcher.done() and not watcher.cancelled():
+                cause = watcher.result()
+                # A server reports "disconnect" after a delivered answer as well.
+                if not exchange.delivered:
+                    worker.cancel()
+            else:
+                watcher.cancel()
+    finally:
+        exchange.listener.end(CallEnd.ABORTED, str(cause))
+    if isinstance(cause, BodyTooLarge) and not exchange.started and not exchange.delivered:
+        await exchange.refuse(cause)
+    assert exchange.listener.outcome is not None
+    return exchange.listener.outcome
+
+
+async def _hang_up(receive: Receive) -> ProxyError:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    return ClientGone("the client hung up")
+
+
+def _check_framing(scope: Scope, limit_bytes: int) -> None:
+    lengths = {value for name, value in scope["headers"] if name == b"content-length"}
+    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+    if len(lengths) > 1 or (lengths and chunked):
+        raise InvalidRequest("content-length contradicts the rest of the request's framing")
+    for length in lengths:
+        if length.isdigit() and int(length) > limit_bytes:
+            raise _too_large(limit_bytes)
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
+        for name, value in scope["headers"]
+    )
+
+
+def _too_large(limit_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the request body is larger than {limit_bytes} bytes")
