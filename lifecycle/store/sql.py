@@ -122,6 +122,8 @@ class SqlEventLog:
         query = select(table).where(table.c.position <= until).order_by(table.c.position).limit(_PAGE)
         while page := await self._fetch(query.where(table.c.position > position)):
             for row in page:
+                if row.position <= position:
+                    raise CorruptLog(f"position {row.position} stands behind position {position}")
                 position = row.position
                 yield _recorded(row)
 
@@ -171,7 +173,8 @@ class SqlEventLog:
 
 def _recorded(row: Row[Any]) -> RecordedEvent:
     try:
-        if checksum(row.stream, row.version, row.payload) != row.checksum:
+        intact = isinstance(row.payload, bytes)
+        if not intact or checksum(row.stream, row.version, row.payload) != row.checksum:
             raise CorruptLog(f"{row.type} has been altered: its checksum does not match")
         event = decode(row.payload)
     except CorruptLog as error:
