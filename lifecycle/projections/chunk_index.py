@@ -1,0 +1,384 @@
+"""Which chunks live contexts refer to, and what the cache said of them. Rebuilt from the log.
+
+A context counts once for each of its live versions whose run holds a chunk. A chunk without references is
+dead and stays in the books until it is known to be gone, or was never shown by the cache for
+`UNVERIFIED_NS`.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from lifecycle.core.digest import digest_all
+from lifecycle.core.directives import Demote, Reclaim
+from lifecycle.core.events import (
+    ChunksConfirmed,
+    ChunksGone,
+    DirectiveProposed,
+    DirectiveSettled,
+    Event,
+    GenerationMapped,
+    UntrackedForwarded,
+)
+from lifecycle.core.ids import KEY_BYTES, Namespace, split_keys
+from lifecycle.core.plan import ChunkFlag, DeadRun
+from lifecycle.core.state import ROOT, ContextState, Version
+from lifecycle.projections.chunk_runs import Run, RunBook
+from lifecycle.vocabulary import DirectiveOutcome
+
+UNVERIFIED_NS = 120 * 10**9
+"""How long a dead chunk that the cache never showed is remembered, in event time."""
+
+RETRY_NS = 30 * 10**9
+"""How long after a directive came to nothing its chunks are left alone."""
+
+_NO_VERSIONS: dict[int, Version] = {}
+_UNDER_WAY = (DirectiveOutcome.PROPOSED, DirectiveOutcome.ACCEPTED)
+_PRESENT = ChunkFlag.VERIFIED | ChunkFlag.OURS | ChunkFlag.DEMOTED
+
+
+class ChunkDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """One chunk in the books. `dead_ns` is 0 for a live one; `directives` are those without an outcome."""
+
+    key: bytes
+    references: int
+    flags: tuple[str, ...]
+    dead_ns: int
+    retry_ns: int
+    directives: tuple[str, ...]
+
+
+class ChunkStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of one namespace's books, in chunks but for `runs` and `directives`."""
+
+    live: int = 0
+    dead: int = 0
+    verified: int = 0
+    pending: int = 0
+    runs: int = 0
+    directives: int = 0
+    unknown_confirmed: int = 0
+
+
+class _Books:
+    """One namespace's part of the index."""
+
+    def __init__(self) -> None:
+        self.runs = RunBook()
+        self.directives: dict[str, Reclaim | Demote] = {}
+        self.asked: Counter[bytes] = Counter()
+        self.unmapped: set[str] = set()
+        self.unknown_flights: dict[str, int] = {}
+        self.last_untracked_ns: int | None = None
+        self.unknown_confirmed = 0
+
+
+class ChunkIndex:
+    """References and flags of all chunks, by namespace. Satisfies `ReclaimView`.
+
+    Feed it every event in log order. Equal events give an equal `digest`.
+    """
+
+    def __init__(self) -> None:
+        self._books: dict[Namespace, _Books] = {}
+        self._now_ns = 0
+        self._unverified: deque[tuple[int, Namespace, bytes]] = deque()
+
+    # -- events -------------------------------------------------------------------------------------------
+
+    def apply(self, event: Event, before: ContextState | None, after: ContextState | None) -> None:
+        """Take in one event. `before` and `after` are the states around a context's event, else None.
+
+        `before` is None for a context's first event. Once only: an event applied twice counts twice.
+        """
+        self._now_ns = max(self._now_ns, event.at_ns)
+        self._forget_unverified()
+        if after is not None:
+            self._follow(before, after)
+            if isinstance(event, GenerationMapped) and event.parent == ROOT:
+                self._add_dead(after.namespace, event.keys)
+            return
+        match event:
+            case ChunksConfirmed():
+                self._confirmed(event)
+            case ChunksGone():
+                self._gone(event.namespace, event.keys)
+            case UntrackedForwarded():
+                books = self._of(event.namespace)
+                books.last_untracked_ns = max(books.last_untracked_ns or 0, event.at_ns)
+            case DirectiveProposed(directive=(Reclaim() | Demote()) as directive):
+                self._proposed(directive)
+            case DirectiveSettled():
+                self._settled(event)
+            case _:
+                pass
+
+    def _follow(self, before: ContextState | None, after: ContextState) -> None:
+        old = before.versions if before is not None else _NO_VERSIONS
+        if old is not after.versions:
+            self._follow_versions(after.namespace, old, after)
+        if before is None or before.flights is not after.flights:
+            unknown = sum(not flight.mapping_known for flight in after.flights)
+            books = self._of(after.namespace)
+            if unknown:
+                books.unknown_flights[after.uid] = unknown
+            else:
+                books.unknown_flights.pop(after.uid, None)
+        if before is None or before.unmapped != after.unmapped or before.closed != after.closed:
+            unmapped = self._of(after.namespace).unmapped
+            if after.unmapped and after.open:
+                unmapped.add(after.uid)
+            else:
+                unmapped.discard(after.uid)
+
+    def _follow_versions(self, namespace: Namespace, old: Mapping[int, Version], after: ContextState) -> None:
+        new = after.versions
+        came: list[bytes] = []
+        went: list[bytes] = []
+        num_kept = 0
+        for version_id, version in new.items():
+            was = old.get(version_id)
+            num_kept += was is not None
+            if was is version:
+                continue
+            was_keys = was.keys if was is not None else b""
+            if was_keys != version.keys:
+                came.append(version.keys)
+                went.append(was_keys)
+        if num_kept < len(old):
+            went.extend(was.keys for version_id, was in old.items() if version_id not in new)
+        # First all that came, so that what only moved between versions never looks dead.
+        for keys in came:
+            self._refer(namespace, keys)
+        for keys in went:
+            self._unrefer(namespace, keys)
+
+    def _refer(self, namespace: Namespace, keys: bytes) -> None:
+        runs = self._of(namespace).runs
+        for stretch in runs.stretches(keys):
+            if stretch.run is None:
+                self._insert(namespace, stretch.keys, 1)
+            else:
+                runs.refer(runs.isolate(stretch))
+
+    def _unrefer(self, namespace: Namespace, keys: bytes) -> None:
+        runs = self._of(namespace).runs
+        for stretch in runs.stretches(keys):
+            if stretch.run is not None:
+                run = runs.isolate(stretch)
+                runs.unrefer(run, self._now_ns)
+                if not run.refs:
+                    self._watch(namespace, run.keys)
+
+    def _add_dead(self, namespace: Namespace, keys: bytes) -> None:
+        runs = self._of(namespace).runs
+        for stretch in runs.stretches(keys):
+            if stretch.run is None:
+                self._insert(namespace, stretch.keys, 0)
+                self._watch(namespace, stretch.keys)
+
+    def _insert(self, namespace: Namespace, keys: bytes, refs: int) -> None:
+        books = self._of(namespace)
+        books.runs.insert(keys, refs, self._now_ns)
+        if books.asked:
+            self._mark_pending(books, b"".join(k for k in split_keys(keys) if k in books.asked))
+
+    def _watch(self, namespace: Namespace, keys: bytes) -> None:
+        """Remember to look at keys that are dead now and may never be shown."""
+        self._unverified.append((self._now_ns, namespace, keys))
+
+    def _forget_unverified(self) -> None:
+        while self._unverified and self._now_ns - self._unverified[0][0] >= UNVERIFIED_NS:
+            dead_ns, namespace, keys = self._unverified.popleft()
+            runs = self._of(namespace).runs
+            for key in split_keys(keys):
+                found = runs.find(key)
+                if found is None:
+                    continue
+                run, at = found
+                if not run.refs and run.dead_ns == dead_ns and not run.flags[at] & ChunkFlag.VERIFIED:
+                    for stretch in runs.stretches(key):
+                        runs.drop(runs.isolate(stretch))
+
+    def _confirmed(self, event: ChunksConfirmed) -> None:
+        books = self._of(event.namespace)
+        flag = ChunkFlag.VERIFIED | ChunkFlag.OURS if event.stored else ChunkFlag.VERIFIED
+        for stretch in books.runs.stretches(event.keys):
+            if stretch.run is None:
+                books.unknown_confirmed += stretch.num_chunks
+            else:
+                books.runs.mark(stretch, flag)
+
+    def _gone(self, namespace: Namespace, keys: bytes) -> None:
+        """The cache has not got them: dead ones leave the books, live ones are no longer proven."""
+        runs = self._of(namespace).runs
+        for stretch in runs.stretches(keys):
+            if stretch.run is None:
+                continue
+            if stretch.run.refs:
+                runs.mark(stretch, 0, clear=_PRESENT)
+            else:
+                runs.drop(runs.isolate(stretch))
+
+    def _proposed(self, directive: Reclaim | Demote) -> None:
+        books = self._of(directive.namespace)
+        if directive.directive_id in books.directives:
+            return
+        books.directives[directive.directive_id] = directive
+        books.asked.update(split_keys(directive.keys))
+        self._mark_pending(books, directive.keys)
+
+    def _mark_pending(self, books: _Books, keys: bytes) -> None:
+        for stretch in books.runs.stretches(keys):
+            books.runs.mark(stretch, ChunkFlag.PENDING)
+
+    def _settled(self, event: DirectiveSettled) -> None:
+        """What the outcome makes of the chunks: gone, forgotten, demoted, or asked for again later."""
+        books = self._of(event.namespace)
+        outcome = event.result.outcome
+        if event.directive_id not in books.directives or outcome in _UNDER_WAY:
+            return
+        directive = books.directives.pop(event.directive_id)
+        runs = books.runs
+        books.asked.subtract(split_keys(directive.keys))
+        answered = b"".join(k for k in split_keys(directive.keys) if books.asked[k] <= 0)
+        for key in split_keys(answered):
+            del books.asked[key]
+        for stretch in runs.stretches(answered):
+            runs.mark(stretch, 0, clear=ChunkFlag.PENDING)
+        self._gone(event.namespace, event.result.gone)
+        gone = set(split_keys(event.result.gone))
+        left = b"".join(key for key in split_keys(directive.keys) if key not in gone)
+        demoted = isinstance(directive, Demote) and outcome in (
+            DirectiveOutcome.APPLIED,
+            DirectiveOutcome.UNSUPPORTED,
+        )
+        for stretch in runs.stretches(left):
+            if stretch.run is None:
+                continue
+            if not demoted and outcome is not DirectiveOutcome.SUPPRESSED:
+                runs.isolate(stretch).retry_ns = self._now_ns + RETRY_NS
+            elif not stretch.run.refs and demoted:
+                runs.mark(stretch, ChunkFlag.DEMOTED)
+            elif not stretch.run.refs:
+                runs.drop(runs.isolate(stretch))
+
+    def _of(self, namespace: Namespace) -> _Books:
+        books = self._books.get(namespace)
+        if books is None:
+            books = self._books[namespace] = _Books()
+        return books
+
+    # -- questions ----------------------------------------------------------------------------------------
+
+    def namespaces(self) -> list[Namespace]:
+        """Namespaces that have books, in order."""
+        return sorted(self._books)
+
+    def references(self, namespace: Namespace, key: bytes) -> int:
+        """Number of (context, live version) pairs whose run holds the key."""
+        found = self._find(namespace, key)
+        return found[0].refs if found else 0
+
+    def is_dead(self, namespace: Namespace, key: bytes) -> bool:
+        """Whether the key is in the books and nothing refers to it. An unknown key is not dead."""
+        found = self._find(namespace, key)
+        return found is not None and not found[0].refs
+
+    def still_dead(self, namespace: Namespace) -> Callable[[bytes], bool]:
+        """The question before a delete: dead, and no call in flight whose chain could hold it."""
+        return lambda key: not self.unknown_flights(namespace) and self.is_dead(namespace, key)
+
+    def unverified(self, namespace: Namespace, keys: bytes) -> list[bytes]:
+        """Which of the keys the cache has not shown."""
+        return [key for key in split_keys(keys) if not self._verified(namespace, key)]
+
+    def verified_chunks(self, namespace: Namespace, keys: bytes) -> int:
+        """How many leading chunks of a chain the cache has shown."""
+        for position, key in enumerate(split_keys(keys)):
+            if not self._verified(namespace, key):
+                return position
+        return len(keys) // KEY_BYTES
+
+    def describe(self, namespace: Namespace, key: bytes) -> ChunkDescription | None:
+        """What is known of one chunk; None if it is not in the books."""
+        found = self._find(namespace, key)
+        if found is None:
+            return None
+        run, at = found
+        return ChunkDescription(
+            key=key,
+            references=run.refs,
+            flags=tuple(flag.name or "" for flag in ChunkFlag if flag & run.flags[at]),
+            dead_ns=run.dead_ns,
+            retry_ns=run.retry_ns,
+            directives=tuple(
+                name
+                for name, directive in sorted(self._books[namespace].directives.items())
+                if key in split_keys(directive.keys)
+            ),
+        )
+
+    def stats(self, namespace: Namespace) -> ChunkStats:
+        """Counts of the namespace, without walking its chunks."""
+        books = self._books.get(namespace)
+        if books is None:
+            return ChunkStats()
+        runs = books.runs
+        return ChunkStats(
+            live=runs.num_chunks - runs.num_dead,
+            dead=runs.num_dead,
+            verified=runs.num_verified,
+            pending=runs.num_pending,
+            runs=runs.num_runs,
+            directives=len(books.directives),
+            unknown_confirmed=books.unknown_confirmed,
+        )
+
+    def dead_runs(self, namespace: Namespace, *, demoted: bool) -> Iterable[DeadRun]:
+        """Dead runs that hold a chunk a plan may ask for, `ReclaimView`."""
+        books = self._books.get(namespace)
+        if books is None:
+            return ()
+        runs = books.runs
+        return tuple({**runs.fresh, **runs.demoted} if demoted else runs.fresh)
+
+    def unknown_flights(self, namespace: Namespace) -> int:
+        """Calls in flight whose chain is not known yet, over all contexts."""
+        books = self._books.get(namespace)
+        return sum(books.unknown_flights.values()) if books else 0
+
+    def unmapped_contexts(self, namespace: Namespace) -> Sequence[str]:
+        """Open contexts whose chunks are not known, in order of uid."""
+        books = self._books.get(namespace)
+        return sorted(books.unmapped) if books else ()
+
+    def last_untracked_ns(self, namespace: Namespace) -> int | None:
+        """When inference was last forwarded untracked; None if never."""
+        books = self._books.get(namespace)
+        return books.last_untracked_ns if books else None
+
+    def digest(self) -> bytes:
+        """Digest of every chunk and every fact, chunk by chunk: it does not tell how runs are cut."""
+        return digest_all(self._parts())
+
+    def _parts(self) -> Iterator[object]:
+        for namespace in self.namespaces():
+            books = self._books[namespace]
+            yield namespace, books.last_untracked_ns, books.unknown_confirmed
+            yield books.directives, books.unmapped, books.unknown_flights
+            chunks = (
+                (key, run.refs, run.flags[at], run.dead_ns, run.retry_ns)
+                for run in books.runs.runs()
+                for at, key in enumerate(split_keys(run.keys))
+            )
+            yield from sorted(chunks)
+
+    def _find(self, namespace: Namespace, key: bytes) -> tuple[Run, int] | None:
+        books = self._books.get(namespace)
+        return books.runs.find(key) if books else None
+
+    def _verified(self, namespace: Namespace, key: bytes) -> bool:
+        found = self._find(namespace, key)
+        return found is not None and bool(found[0].flags[found[1]] & ChunkFlag.VERIFIED)

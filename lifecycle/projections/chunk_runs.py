@@ -1,0 +1,244 @@
+"""Runs of chunk keys with one reference count each: a path-compressed trie without parent pointers.
+
+A chunk key is a chained hash and names its whole prefix, so a reference needs no pointer to what lies
+before it. A run is as long as whoever brought it: its `keys` are the very bytes object of the version that
+brought them, so an unshared run costs no copy of its keys. It is cut where counts must differ and never
+joined again, for joining would copy what is shared now.
+"""
+
+from collections.abc import Iterator
+from sys import byteorder
+
+import msgspec
+
+from lifecycle.core.ids import KEY_BYTES
+from lifecycle.core.plan import DEMOTED, FRESH, ChunkFlag
+
+_WORDS_PER_KEY = KEY_BYTES // 8
+_SETTERS = {flag: bytes(value | flag for value in range(256)) for flag in range(16)}
+_CLEARERS = {flag: bytes(value & ~flag for value in range(256)) for flag in range(16)}
+
+
+class Run(msgspec.Struct, eq=False, gc=False):
+    """Consecutive chunks of a chain, all with the same references. `flags` is one `ChunkFlag` byte a chunk.
+
+    Dead since `dead_ns` when `refs` is 0; not to be asked for again before `retry_ns`.
+    """
+
+    keys: bytes
+    flags: bytes
+    refs: int = 0
+    dead_ns: int = 0
+    retry_ns: int = 0
+
+    @property
+    def num_chunks(self) -> int:
+        """Length in chunks."""
+        return len(self.flags)
+
+
+class Stretch(msgspec.Struct, gc=False):
+    """Part of given keys: chunks `[at, at + num_chunks)` of `run`, or `keys` that no run holds."""
+
+    run: Run | None
+    at: int
+    num_chunks: int
+    keys: bytes
+
+
+def _prefixes(keys: bytes) -> list[int]:
+    """Sixty bits of each key: a Python int of two digits, 32 bytes small."""
+    return [word >> 4 for word in memoryview(keys).cast("Q")[::_WORDS_PER_KEY].tolist()]
+
+
+class RunBook:
+    """All runs of one namespace, findable by any of their keys.
+
+    Runs are found by sixty bits of a key and confirmed by the whole key; of keys that share those bits, all
+    but the first are filed by the whole key.
+
+    `fresh` and `demoted` are the dead runs that a plan may look at, in order of filing.
+    """
+
+    def __init__(self) -> None:
+        self._by_prefix: dict[int, Run] = {}
+        self._by_key: dict[bytes, Run] = {}
+        self._uniform: dict[bytes, bytes] = {}
+        self.fresh: dict[Run, None] = {}
+        self.demoted: dict[Run, None] = {}
+        self.num_runs = 0
+        self.num_dead = 0
+        self.num_verified = 0
+        self.num_pending = 0
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks in the book, live and dead."""
+        return len(self._by_prefix) + len(self._by_key)
+
+    def find(self, key: bytes) -> tuple[Run, int] | None:
+        """The run that holds the key, and the key's place in it."""
+        run = self._by_prefix.get(int.from_bytes(key[:8], byteorder) >> 4)
+        if run is not None and (at := _place(run.keys, key)) >= 0:
+            return run, at
+        if self._by_key and (run := self._by_key.get(key)) is not None:
+            return run, _place(run.keys, key)
+        return None
+
+    def stretches(self, keys: bytes) -> Iterator[Stretch]:
+        """Tile `keys` into the longest parts of one run, or of none. Cutting while iterating is safe."""
+        start, end = 0, len(keys)
+        while start < end:
+            found = self.find(keys[start : start + KEY_BYTES])
+            if found is None:
+                stop = start + KEY_BYTES
+                while stop < end and self.find(keys[stop : stop + KEY_BYTES]) is None:
+                    stop += KEY_BYTES
+                part = keys if stop - start == end else keys[start:stop]
+                yield Stretch(None, 0, (stop - start) // KEY_BYTES, part)
+            else:
+                run, at = found
+                length = _common_chunks(run.keys[at * KEY_BYTES :], keys[start:])
+                stop = start + length * KEY_BYTES
+                yield Stretch(run, at, length, b"")
+            start = stop
+
+    def runs(self) -> Iterator[Run]:
+        """Every run once."""
+        seen: set[int] = set()
+        for source in (self._by_prefix, self._by_key):
+            for run in source.values():
+                if id(run) not in seen:
+                    seen.add(id(run))
+                    yield run
+
+    def isolate(self, stretch: Stretch) -> Run:
+        """A run that is exactly the stretch, cut out of its run where needed. Only for stretches of a run."""
+        run = stretch.run
+        if run is None:
+            raise ValueError("unknown keys lie in no run")
+        if stretch.at:
+            run = self._cut(run, stretch.at)
+        if stretch.num_chunks < run.num_chunks:
+            self._cut(run, stretch.num_chunks)
+        return run
+
+    def insert(self, keys: bytes, refs: int, now_ns: int) -> Run:
+        """A new run of keys that are in no run yet."""
+        flags = bytes(len(keys) // KEY_BYTES)
+        run = Run(keys, self._uniform.setdefault(flags, flags), refs, 0 if refs else now_ns)
+        self.num_runs += 1
+        if not refs:
+            self.num_dead += run.num_chunks
+        for position, prefix in enumerate(_prefixes(keys)):
+            if prefix in self._by_prefix:
+                self._by_key[keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]] = run
+            else:
+                self._by_prefix[prefix] = run
+        return run
+
+    def drop(self, run: Run) -> None:
+        """Forget a run."""
+        self._tally(run, -1)
+        self.num_runs -= 1
+        if not run.refs:
+            self.num_dead -= run.num_chunks
+        self.fresh.pop(run, None)
+        self.demoted.pop(run, None)
+        for position, prefix in enumerate(_prefixes(run.keys)):
+            if self._by_key.pop(run.keys[position * KEY_BYTES : (position + 1) * KEY_BYTES], None) is None:
+                del self._by_prefix[prefix]
+
+    def refer(self, run: Run) -> None:
+        """One reference more; a dead run lives again."""
+        run.refs += 1
+        if run.refs == 1:
+            run.dead_ns = 0
+            self.num_dead -= run.num_chunks
+            self.set_flags(run, run.flags.translate(_CLEARERS[ChunkFlag.DEMOTED]))
+
+    def unrefer(self, run: Run, now_ns: int) -> None:
+        """One reference less; with the last one the run is dead since `now_ns`."""
+        run.refs -= 1
+        if not run.refs:
+            run.dead_ns = now_ns
+            self.num_dead += run.num_chunks
+            self._file(run)
+
+    def mark(self, stretch: Stretch, flag: int, *, clear: int = 0) -> None:
+        """Set and clear flags of the stretch's chunks; its run stays whole."""
+        run, at, stop = stretch.run, stretch.at, stretch.at + stretch.num_chunks
+        if run is None:
+            return
+        part = run.flags[at:stop].translate(_CLEARERS[clear]).translate(_SETTERS[flag])
+        self.set_flags(run, run.flags[:at] + part + run.flags[stop:])
+
+    def set_flags(self, run: Run, flags: bytes) -> None:
+        """Replace a run's flags; equal uniform ones are one object in memory."""
+        if flags != run.flags:
+            self._tally(run, -1)
+            run.flags = self._shared(flags)
+            self._tally(run, 1)
+        self._file(run)
+
+    def _shared(self, flags: bytes) -> bytes:
+        if flags.count(flags[0]) == len(flags):
+            return self._uniform.setdefault(flags, flags)
+        return flags
+
+    def _tally(self, run: Run, sign: int) -> None:
+        self.num_verified += sign * _count(run.flags, ChunkFlag.VERIFIED)
+        self.num_pending += sign * _count(run.flags, ChunkFlag.PENDING)
+
+    def _file(self, run: Run) -> None:
+        """Put the run where a plan looks for it, or nowhere."""
+        for shelf, flags in ((self.fresh, FRESH), (self.demoted, DEMOTED)):
+            if not run.refs and flags in run.flags:
+                shelf[run] = None
+            else:
+                shelf.pop(run, None)
+
+    def _cut(self, run: Run, at: int) -> Run:
+        """Cut a run in two before chunk `at`; it keeps the head, the tail is returned."""
+        head, keys = run.keys[: at * KEY_BYTES], run.keys[at * KEY_BYTES :]
+        tail = Run(keys, self._shared(run.flags[at:]), run.refs, run.dead_ns, run.retry_ns)
+        run.keys, run.flags = head, self._shared(run.flags[:at])
+        self.num_runs += 1
+        for position, prefix in enumerate(_prefixes(keys)):
+            key = keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]
+            if key in self._by_key:
+                self._by_key[key] = tail
+            else:
+                self._by_prefix[prefix] = tail
+        self._file(run)
+        self._file(tail)
+        return tail
+
+
+def _place(keys: bytes, key: bytes) -> int:
+    """Which chunk of the run the key is, -1 if none. A match across a key boundary is no match."""
+    at = keys.find(key)
+    while at % KEY_BYTES and at >= 0:
+        at = keys.find(key, at + 1)
+    return at // KEY_BYTES if at >= 0 else -1
+
+
+def _common_chunks(one: bytes, other: bytes) -> int:
+    """Number of equal chunks at the beginning of two runs."""
+    low, high = 0, min(len(one), len(other)) // KEY_BYTES
+    if one[: high * KEY_BYTES] == other[: high * KEY_BYTES]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[: middle * KEY_BYTES] == other[: middle * KEY_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _count(flags: bytes, flag: int) -> int:
+    return len(flags) - flags.translate(_KEEPERS[flag]).count(0)
+
+
+_KEEPERS = {flag: bytes(value & flag for value in range(256)) for flag in (1, 2, 4, 8)}
