@@ -1,0 +1,208 @@
+"""HTTP to an LMCache coordinator, its cache servers and the engine in front of them.
+
+Only documented endpoints, only what the driver needs; every reply is decoded into a struct that ignores
+fields it does not know. Checked against LMCache 0.5.6 and vLLM 0.32.0.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from engine_bridge.drivers.lmcache_keys import MAX_KEYS_PER_REQUEST, ObjectKey, batched
+from engine_bridge.errors import CacheUnavailable
+from lifecycle.vocabulary import Tier
+
+REQUEST_SECONDS = 30.0
+PAGE = 10_000
+
+Reply = TypeVar("Reply")
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """One cache server as the coordinator knows it."""
+
+    instance_id: str
+    ip: str
+    http_port: int
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"http://{host}:{self.http_port}"
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """One copy of one object. `shared` pools are reachable from every server."""
+
+    instance_id: str
+    tier: str
+    backend: str
+    size_bytes: int
+    incarnation: int = 0
+    shared: bool = False
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What the directory knows of one object; no placements when it knows nothing."""
+
+    key: ObjectKey
+    placements: tuple[Placement, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+class DeleteReply(msgspec.Struct, frozen=True):
+    """`skipped` counts objects refused as locked; `deleted` counts an L2 batch, not what was there."""
+
+    deleted: int
+    skipped: int
+    ok: bool
+    error: str = ""
+
+
+class _Instances(msgspec.Struct):
+    instances: list[Instance]
+
+
+class _Lookup(msgspec.Struct):
+    results: list[Found]
+    chunks: int = 0
+
+
+class _Adapter(msgspec.Struct):
+    type_name: str
+
+
+class _Adapters(msgspec.Struct):
+    adapters: list[_Adapter]
+
+
+class _PinnedKey(msgspec.Struct):
+    key: ObjectKey
+    pin_count: int
+
+
+class _Pins(msgspec.Struct):
+    total: int
+    pins: list[_PinnedKey]
+
+
+class LmcacheClient:
+    """Every call raises `CacheUnavailable` for what went wrong on the other side or on the way."""
+
+    def __init__(self, coordinator_url: str, headers: Mapping[str, str] | None = None) -> None:
+        self._coordinator = coordinator_url.rstrip("/")
+        self._http = httpx.AsyncClient(timeout=REQUEST_SECONDS, headers=headers, trust_env=False)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def instances(self) -> list[Instance]:
+        """The registered cache servers, by id."""
+        reply = await self.call("GET", f"{self._coordinator}/instances", _Instances)
+        return sorted(reply.instances, key=lambda instance: instance.instance_id)
+
+    async def lookup(self, keys: Sequence[ObjectKey]) -> list[Found]:
+        """The directory's word on each object, in the order asked.
+
+        The directory is fed by events: it lags by the flush interval of the servers.
+        """
+        found: list[Found] = []
+        for batch in batched(keys, MAX_KEYS_PER_REQUEST):
+            url = f"{self._coordinator}/directory/lookup"
+            reply = await self.call("POST", url, _Lookup, {"keys": batch})
+            if len(reply.results) != len(batch):
+                raise CacheUnavailable(f"{url} answered {len(reply.results)} of {len(batch)} keys")
+            found += reply.results
+        return found
+
+    async def resolve(
+        self, token_ids: Sequence[int], model_name: str, world_size: int, salt: str
+    ) -> tuple[int, list[Found]]:
+        """Let the coordinator compute the keys of a token sequence: how many chunks, and their objects.
+
+        It names every rank of `world_size` in object group 0, and other groups where it has seen them.
+        """
+        body = _token_body(token_ids, model_name, world_size, salt)
+        reply = await self.call("POST", f"{self._coordinator}/directory/lookup", _Lookup, body)
+        return reply.chunks, reply.results
+
+    async def delete(
+        self, instance: Instance, keys: Sequence[ObjectKey], tier: Tier, adapter: str | None = None
+    ) -> DeleteReply:
+        """Delete objects from one tier of one server; at most `MAX_KEYS_PER_REQUEST`. Never forced."""
+        body = {"keys": keys, "tier": tier.value, "adapter": adapter, "force": False}
+        return await self.call("DELETE", f"{instance.url}/cache/objects", DeleteReply, body)
+
+    async def status(self, instance: Instance) -> dict[str, Any]:
+        """A server's internal state."""
+        return await self.call("GET", f"{instance.url}/status", dict[str, Any])
+
+    async def configuration(self, instance: Instance) -> dict[str, Any]:
+        """The configuration a server runs with."""
+        return await self.call("GET", f"{instance.url}/config", dict[str, Any])
+
+    async def adapters(self, instance: Instance) -> list[str]:
+        """Type names of a server's L2 adapters, primary first; deletes name an adapter by its type."""
+        reply = await self.call("GET", f"{instance.url}/config/adapters", _Adapters)
+        return [adapter.type_name for adapter in reply.adapters]
+
+    async def version(self, instance: Instance) -> str:
+        return await self.call("GET", f"{instance.url}/lmc_version", str)
+
+    async def pins(self, model_name: str, salt: str) -> dict[ObjectKey, int]:
+        """Pin counts by object, in object group 0: a pin covers every group of its chunk.
+
+        Empty for a coordinator without an eviction controller. The coordinator takes an empty salt for
+        "any", so salts are told apart here.
+        """
+        pins: dict[ObjectKey, int] = {}
+        offset = 0
+        while True:
+            query = f"model_name={model_name}&cache_salt={salt}&offset={offset}&limit={PAGE}"
+            reply = await self.call(
+                "GET", f"{self._coordinator}/cache/pins?{query}", _Pins, absent=_Pins(0, [])
+            )
+            pins |= {pin.key: pin.pin_count for pin in reply.pins if pin.key.cache_salt == salt}
+            offset += len(reply.pins)
+            if not reply.pins or offset >= reply.total:
+                return pins
+
+    async def pin(self, token_ids: Sequence[int], model_name: str, world_size: int, salt: str) -> None:
+        """Raise the pin count of every complete chunk of the sequence by one."""
+        body = _token_body(token_ids, model_name, world_size, salt)
+        await self.call("POST", f"{self._coordinator}/cache/pins", dict[str, Any], body)
+
+    async def unpin(self, token_ids: Sequence[int], model_name: str, world_size: int, salt: str) -> None:
+        """Lower the pin count of every complete chunk of the sequence by one, not below zero."""
+        body = _token_body(token_ids, model_name, world_size, salt)
+        await self.call("DELETE", f"{self._coordinator}/cache/pins", dict[str, Any], body)
+
+    async def call(
+        self, method: str, url: str, reply: type[Reply], body: object = None, absent: Reply | None = None
+    ) -> Reply:
+        """One request, decoded as `reply`; `absent` stands for a 404."""
+        headers = {"content-type": "application/json"}
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            response = await self._http.request(method, url, content=content, headers=headers)
+        except httpx.HTTPError as error:
+            raise CacheUnavailable(f"{method} {url}: {type(error).__name__}: {error}") from error
+        if response.status_code == 404 and absent is not None:
+            return absent
+        if response.is_error:
+            raise CacheUnavailable(f"{method} {url}: {response.status_code} {response.text[:300]}")
+        try:
+            return msgspec.json.decode(response.content, type=reply)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise CacheUnavailable(f"{method} {url}: unexpected reply: {error}") from error
+
+
+def _token_body(token_ids: Sequence[int], model_name: str, world_size: int, salt: str) -> dict[str, object]:
+    return {
+        "token_ids": list(token_ids),
+        "model_name": model_name,
+        "world_size": world_size,
+        "cache_salt": salt,
+    }

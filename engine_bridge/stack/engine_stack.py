@@ -1,0 +1,238 @@
+"""Starts coordinator, LMCache server and vLLM on free loopback ports, waits until they serve, stops them.
+
+The flags are those of a test bench: everything is private to this machine and this user. For production
+flags see the compose file.
+"""
+
+import asyncio
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from engine_bridge.stack.environment import EngineEnvironment
+from engine_bridge.stack.processes import Process, free_ports
+
+LOOPBACK = "127.0.0.1"
+INSTANCE_ID = "lmcache-0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackOptions:
+    """What a deployment may differ in. Sizes in tokens unless said otherwise.
+
+    `chunk_size` is LMCache's unit and a multiple of `block_size`, vLLM's page, which on a CPU is itself a
+    multiple of 32. `hash_seed` seeds Python's hash in every process. `extra_*` flags go last, so they win.
+    """
+
+    chunk_size: int = 64
+    block_size: int = 32
+    max_model_len: int = 65536
+    model_name: str = "tiny"
+    save_decode_cache: bool = True
+    full_event_hashes: bool = True
+    l1_size_gb: float = 0.25
+    kv_cache_gb: int = 1
+    event_flush_seconds: float = 0.1
+    hash_seed: int = 0
+    ready_seconds: float = 240.0
+    extra_coordinator: tuple[str, ...] = ()
+    extra_lmcache: tuple[str, ...] = ()
+    extra_vllm: tuple[str, ...] = ()
+
+
+class EngineStack:
+    """The three servers. `async with` starts and stops them; each can be restarted alone on its old port."""
+
+    def __init__(
+        self,
+        environment: EngineEnvironment | None = None,
+        options: StackOptions | None = None,
+        run_dir: Path | None = None,
+    ) -> None:
+        self.environment = environment or EngineEnvironment()
+        self.options = options or StackOptions()
+        self.run_dir = run_dir or Path(tempfile.mkdtemp(prefix="kvtether-stack-"))
+        self._ports: list[int] = []
+        self._processes: dict[str, Process] = {}
+
+    @property
+    def upstream_url(self) -> str:
+        """vLLM's HTTP surface, without a trailing slash."""
+        return f"http://{LOOPBACK}:{self._ports[0]}"
+
+    @property
+    def coordinator_url(self) -> str:
+        return f"http://{LOOPBACK}:{self._ports[1]}"
+
+    @property
+    def lmcache_url(self) -> str:
+        """The LMCache server's HTTP API."""
+        return f"http://{LOOPBACK}:{self._ports[2]}"
+
+    @property
+    def model_path(self) -> str:
+        """vLLM's `--model` value: the model name that stands in cache keys."""
+        return str(self.environment.model)
+
+    @property
+    def events_endpoint(self) -> str:
+        """vLLM's event stream; connect a subscriber to it."""
+        return f"ipc://{self.run_dir}/events.sock"
+
+    @property
+    def replay_endpoint(self) -> str:
+        """Answers a start sequence number with the batches vLLM still remembers."""
+        return f"ipc://{self.run_dir}/replay.sock"
+
+    @property
+    def l2_dir(self) -> Path:
+        """Where the file adapter keeps its objects."""
+        return self.run_dir / "l2"
+
+    def log(self, name: str) -> Path:
+        """Log file of `coordinator`, `lmcache` or `vllm`."""
+        return self.run_dir / f"{name}.log"
+
+    async def start(self) -> None:
+        """Start all three and wait until they serve. Raises `EngineMissing`, `StackError`."""
+        self.environment.require()
+        if len(self.replay_endpoint) > 100:
+            raise ValueError(f"{self.run_dir} is too long a path for a socket")
+        self.l2_dir.mkdir(parents=True, exist_ok=True)
+        self._ports = free_ports(5)
+        self._processes = {
+            "coordinator": self._coordinator(),
+            "lmcache": self._lmcache(),
+            "vllm": self._vllm(),
+        }
+        try:
+            self._processes["coordinator"].start()
+            await self._ready("coordinator")
+            self._processes["lmcache"].start()
+            await self._ready("lmcache")
+            self._processes["vllm"].start()
+            await self._ready("vllm")
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop what runs, vLLM first: it talks to the others on its way out."""
+        for name in ("vllm", "lmcache", "coordinator"):
+            if name in self._processes:
+                await self._processes[name].stop()
+
+    async def restart(self, name: str) -> None:
+        """Stop and start one server on the same port; its memory is lost, files stay."""
+        await self._processes[name].stop()
+        self._processes[name].start()
+        await self._ready(name)
+
+    def pids(self) -> dict[str, int | None]:
+        """Process ids by server, None for one that does not run."""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    async def watch(self) -> None:
+        """Return only when one of the servers died: raises `StackError` with the end of its log."""
+        while True:
+            for name, process in self._processes.items():
+                if not process.is_alive():
+                    await self._ready(name)
+            await asyncio.sleep(1.0)
+
+    async def __aenter__(self) -> "EngineStack":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _ready(self, name: str) -> None:
+        await self._processes[name].wait_ready(self.options.ready_seconds)
+
+    def _variables(self) -> dict[str, str]:
+        return {
+            "PYTHONHASHSEED": str(self.options.hash_seed),
+            "HF_HUB_OFFLINE": "1",
+            "LMCACHE_DISABLE_BANNER": "1",
+            "LMCACHE_TRACK_USAGE": "false",
+            "VLLM_NO_USAGE_STATS": "1",
+            "NO_PROXY": LOOPBACK,
+        }
+
+    def _coordinator(self) -> Process:
+        port = self._ports[1]
+        command = [str(self.environment.command("lmcache")), "coordinator"]
+        command += ["--host", LOOPBACK, "--port", str(port)]
+        command += ["--chunk-size", str(self.options.chunk_size)]
+        command += ["--metadata-path", str(self.run_dir / "coordinator.json")]
+        command += self.options.extra_coordinator
+        url = f"http://{LOOPBACK}:{port}/healthz"
+        return Process("coordinator", command, self._variables(), self.log("coordinator"), url)
+
+    def _lmcache(self) -> Process:
+        options = self.options
+        adapter = {"type": "fs", "base_path": str(self.l2_dir)}
+        command = [str(self.environment.command("lmcache")), "server", "--instance-id", INSTANCE_ID]
+        command += ["--host", LOOPBACK, "--port", str(self._ports[3])]
+        command += ["--http-host", LOOPBACK, "--http-port", str(self._ports[2])]
+        command += ["--prometheus-port", str(self._ports[4]), "--chunk-size", str(options.chunk_size)]
+        command += ["--supported-transfer-mode", "auto"]
+        command += ["--l1-size-gb", str(options.l1_size_gb), "--no-l1-use-lazy"]
+        command += ["--eviction-policy", "LRU", "--l2-adapter", json.dumps(adapter)]
+        command += ["--coordinator-url", self.coordinator_url, "--coordinator-advertise-ip", LOOPBACK]
+        command += ["--coordinator-event-reporting"]
+        command += ["--coordinator-event-flush-interval", str(options.event_flush_seconds)]
+        command += options.extra_lmcache
+        url = f"{self.lmcache_url}/healthcheck"
+        return Process("lmcache", command, self._variables(), self.log("lmcache"), url)
+
+    def _vllm(self) -> Process:
+        options = self.options
+        # The short timeout and heartbeat matter: with the defaults a restart of LMCache ends vLLM.
+        connector = {
+            "lmcache.mp.host": f"tcp://{LOOPBACK}",
+            "lmcache.mp.port": self._ports[3],
+            "lmcache.mp.mq_timeout": 10,
+            "lmcache.mp.heartbeat_interval": 2,
+            "lmcache.mp.mp_transfer_mode": "lmcache_driven",
+            "lmcache.mp.save_decode_cache": options.save_decode_cache,
+        }
+        transfer = {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": connector,
+        }
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": self.events_endpoint,
+            "replay_endpoint": self.replay_endpoint,
+            "topic": "kv",
+        }
+        command = [str(self.environment.command("vllm")), "serve", self.model_path]
+        command += ["--served-model-name", options.model_name, "--host", LOOPBACK]
+        command += ["--port", str(self._ports[0]), "--enforce-eager", "--dtype", "bfloat16"]
+        command += ["--block-size", str(options.block_size), "--max-model-len", str(options.max_model_len)]
+        command += ["--max-num-seqs", "8", "--enable-prefix-caching", "--enable-prompt-tokens-details"]
+        command += [
+            "--enable-auto-tool-choice",
+            "--tool-call-parser",
+            "hermes",
+            "--reasoning-parser",
+            "qwen3",
+        ]
+        command += ["--kv-transfer-config", json.dumps(transfer), "--kv-events-config", json.dumps(events)]
+        command += options.extra_vllm
+        variables = self._variables() | {
+            "VLLM_CPU_KVCACHE_SPACE": str(options.kv_cache_gb),
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_HOST_IP": LOOPBACK,
+            # Whole keys in events instead of their low 64 bits.
+            "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": str(int(not options.full_event_hashes)),
+        }
+        return Process("vllm", command, variables, self.log("vllm"), f"{self.upstream_url}/health")

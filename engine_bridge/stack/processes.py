@@ -1,0 +1,113 @@
+"""A child process with a log file: starts in a group of its own, is polled for health, is stopped whole."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+TAIL_BYTES = 3000
+POLL_SECONDS = 0.2
+STOP_SECONDS = 20.0
+
+
+class StackError(RuntimeError):
+    """A process of the stack died or did not become ready; the message carries the end of its log."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback TCP ports nobody listens on now. All are held at once, so they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class Process:
+    """One server of the stack. `health_url` answers 200 once it is ready."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, health_url: str
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._health_url = health_url
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def is_alive(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def start(self) -> None:
+        """Start the child as the leader of a new process group; its output is appended to the log."""
+        with self.log.open("ab") as log:
+            self._child = subprocess.Popen(
+                self._command,
+                env={**os.environ, **self._environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.log.parent,
+                start_new_session=True,
+            )
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Poll the health endpoint. Raises `StackError` when the child dies or the time is over."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+            while True:
+                if not self.is_alive():
+                    code = None if self._child is None else self._child.returncode
+                    raise StackError(f"{self.name} ended with code {code}; its log ends:\n{self.tail()}")
+                try:
+                    if (await client.get(self._health_url)).status_code == 200:
+                        return
+                except httpx.HTTPError:
+                    pass  # nobody listens yet
+                if asyncio.get_running_loop().time() > deadline:
+                    raise StackError(
+                        f"{self.name} is not ready after {seconds:.0f} s; its log ends:\n{self.tail()}"
+                    )
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def stop(self) -> None:
+        """End the whole group: politely, then by force. Twice changes nothing."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(child.pid, signal_number)
+            except ProcessLookupError:
+                break
+            try:
+                await asyncio.to_thread(child.wait, STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+            # The leader ended; what it left of its group gets no second chance.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            return
+
+    def tail(self) -> str:
+        """The end of the log, for people."""
+        if not self.log.exists():
+            return "(no log)"
+        with self.log.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - TAIL_BYTES))
+            return log.read().decode(errors="replace")
