@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from sqlalchemy import Connection, inspect
+from sqlalchemy import Connection, inspect, text
 
 from lifecycle.core.events import ListGrown
 from lifecycle.errors import CorruptLog, LogUnavailable
-from lifecycle.store.database import open_database, schema_config
+from lifecycle.store.database import blocking_engine, open_database, schema_config
 from lifecycle.store.sql import SqlEventLog
+
+FULL = 2
+"""SQLite's number for `PRAGMA synchronous = FULL`."""
 
 
 def tables(connection: Connection) -> set[str]:
@@ -101,3 +104,16 @@ async def test_a_path_may_hold_a_percent_sign(tmp_path: Path) -> None:
     (tmp_path / "100%s").mkdir()
     await (await open_database(f"sqlite:///{tmp_path}/100%s/events.db")).dispose()
     assert (tmp_path / "100%s" / "events.db").exists()
+
+
+async def test_every_connection_waits_for_the_disk(tmp_path: Path) -> None:
+    engine = await open_database(f"sqlite:///{tmp_path}/events.db")
+    async with engine.connect() as connection:
+        assert await connection.scalar(text("PRAGMA synchronous")) == FULL
+        assert await connection.scalar(text("PRAGMA journal_mode")) == "wal"
+    await engine.dispose()
+    writing = blocking_engine(engine.url, busy_timeout_s=1.0)
+    with writing.connect() as blocking:
+        assert blocking.scalar(text("PRAGMA synchronous")) == FULL
+        assert blocking.scalar(text("PRAGMA journal_mode")) == "wal"
+    writing.dispose()
