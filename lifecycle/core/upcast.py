@@ -23,8 +23,8 @@ def upcast(raw: RawEvent, steps: Mapping[str, Upcast] = UPCASTS) -> RawEvent:
 
     Raises `CorruptLog` when the steps lead back to a tag they already left.
     """
-    left: set[object] = set()
-    while (step := steps.get(tag := raw.get("type"))) is not None:  # type: ignore[arg-type]
+    left: set[str] = set()
+    while (step := steps.get(tag := raw.get("type", ""))) is not None:
         if tag in left:
             raise CorruptLog(f"the upcasts of event type {tag!r} lead back to it")
         left.add(tag)

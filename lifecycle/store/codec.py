@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -52,11 +51,10 @@ def _decode_older(payload: bytes, steps: Mapping[str, Upcast], error: Exception)
     tag = raw["type"]
     if tag not in steps:
         raise CorruptLog(f"event type {tag!r} cannot be decoded: {error}") from error
-    current: Mapping[str, Any] = upcast(raw, steps)
     try:
-        event: Event = msgspec.convert(current, Event)
-    except msgspec.ValidationError as invalid:
-        raise CorruptLog(f"event type {tag!r} cannot be brought up to date: {invalid}") from invalid
+        event: Event = msgspec.convert(upcast(raw, steps), Event)
+    except (msgspec.ValidationError, LookupError, TypeError, ValueError) as invalid:
+        raise CorruptLog(f"event type {tag!r} cannot be brought up to date: {invalid!r}") from invalid
     return event
 
 

@@ -97,8 +97,10 @@ class SqlEventLog:
         else:
             settled = self._group.join(batch)
         outcome = await settled
-        if isinstance(outcome, VersionConflict | LogUnavailable | CorruptLog):
+        if isinstance(outcome, VersionConflict):
             raise outcome
+        if isinstance(outcome, LogUnavailable | CorruptLog):
+            raise type(outcome)(str(outcome)) from outcome  # the whole group shares the one underneath
         return outcome
 
     async def read_stream(self, stream: str, after_version: int = 0) -> AsyncIterator[RecordedEvent]:

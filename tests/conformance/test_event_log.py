@@ -275,6 +275,21 @@ async def test_an_abandoned_read_holds_nothing_up(log: EventLog) -> None:
     assert await log.head() == 601
 
 
+async def test_a_reader_that_leaves_disturbs_nobody(log: EventLog) -> None:
+    await log.append("ctx/a", grown(*range(600)), 0)
+
+    async def leave_early(hops: int) -> None:
+        task = asyncio.ensure_future(all_of(log))
+        for _ in range(hops):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    await asyncio.gather(*(leave_early(hops) for hops in range(0, 60, 2)))
+    assert numbers(await log.append("ctx/a", grown(7), 600)) == [7]
+    assert len(await all_of(log)) == 601
+
+
 async def test_a_closed_log_says_so(log: EventLog) -> None:
     await log.append("ctx/a", grown(1), 0)
     await log.close()

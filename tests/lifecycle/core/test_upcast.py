@@ -55,10 +55,18 @@ def test_bytes_survive_the_steps() -> None:
     assert event.keys == b"\x00\xff" * 32  # type: ignore[union-attr]
 
 
-def test_a_step_whose_result_does_not_fit_names_the_old_type() -> None:
-    payload = msgspec.msgpack.encode({"type": "first_token.v2", "at_ns": 1})
-    with pytest.raises(CorruptLog, match=r"first_token\.v2.*call_id"):
-        decode(payload, STEPS)
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ({"type": "first_token.v2", "at_ns": 1}, r"first_token\.v2.*call_id"),
+        ({"type": "first_token.v1", "call_id": "c"}, r"first_token\.v1.*at_ms"),
+        ({"type": "first_token.v1", "at_ms": None, "call_id": "c"}, r"first_token\.v1"),
+    ],
+    ids=["misfit", "missing", "kind"],
+)
+def test_an_old_event_that_no_step_can_save_is_named(raw: RawEvent, says: str) -> None:
+    with pytest.raises(CorruptLog, match=says):
+        decode(msgspec.msgpack.encode(raw), STEPS)
 
 
 def test_steps_that_run_in_a_circle_are_refused() -> None:

@@ -23,6 +23,8 @@ from lifecycle.store.database import blocking_engine, open_database
 from lifecycle.store.sql import SqlEventLog
 from lifecycle.store.sql_writer import SqlWriter
 
+REPOSITORY = Path(__file__).parents[3]
+
 
 def grown(*counts: int) -> list[Event]:
     return [ListGrown(at_ns=1, num_new=n) for n in counts]
@@ -247,7 +249,13 @@ def torn_copies(path: Path, count: int) -> list[Path]:
 async def start_appender(path: Path, number: int, count: int) -> asyncio.subprocess.Process:
     command = [sys.executable, "-m", "tests.lifecycle.store.appender"]
     return await asyncio.create_subprocess_exec(
-        *command, f"sqlite:///{path}", "ctx/a", str(number), str(count), stdout=asyncio.subprocess.PIPE
+        *command,
+        f"sqlite:///{path}",
+        "ctx/a",
+        str(number),
+        str(count),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=REPOSITORY,
     )
 
 
