@@ -26,13 +26,15 @@ from lifecycle.core.observations import (
     CallMapping,
     FirstToken,
     GenerationKeys,
-    PromptMapping,
 )
 from lifecycle.core.pins import follow_pins, pin_from_call
 from lifecycle.core.state import ROOT, Branch, ContextState, Flight, Version, chain, live_ids, path
-from lifecycle.core.tree import tail_tag
+from lifecycle.core.tree import tail_of, tail_tag
 from lifecycle.errors import InvalidObservation
 from lifecycle.vocabulary import CallEnd, MappingKind, WaitKind
+
+MAX_BRANCHES = 64
+"""Branches of a context with a tracking gap, above which the doubted ones expire all the same."""
 
 
 def arrive(decision: Decision, call: CallArrival) -> None:
@@ -56,7 +58,7 @@ def arrive(decision: Decision, call: CallArrival) -> None:
         CallArrived(
             at_ns=decision.at_ns,
             call_id=call.call_id,
-            attempt=state.attempts.get(call.call_id, 0) + 1,
+            attempt=_next_attempt(state, call.call_id),
             kept=match.kept,
             head=call.head if match.kept == ROOT else b"",
             messages=call.messages[match.num_kept :],
@@ -77,33 +79,45 @@ def arrive(decision: Decision, call: CallArrival) -> None:
     )
 
 
+def _next_attempt(state: ContextState, call_id: str) -> int:
+    in_flight = max((f.attempt for f in state.flights if f.call_id == call_id), default=0)
+    return max(state.attempts.get(call_id, 0), in_flight) + 1
+
+
 def mapped(decision: Decision, observation: CallMapping) -> None:
-    """The prompt's tokens are known, or it is known why not."""
-    flight = decision.state.flight(observation.call_id, observation.attempt)
-    if flight is None or flight.mapping_known:
+    """The prompt's tokens are known, or why not. Once per attempt, during the call or after it."""
+    state = decision.state
+    flight = state.flight(observation.call_id, observation.attempt)
+    tail = tail_of(state, observation.call_id, observation.attempt)
+    if tail is None or tail.mapped or (flight is not None and flight.mapping_known):
         return
     mapping = observation.mapping
     if mapping.kind is MappingKind.NONE:
         decision.emit(
             CallMapped(
                 at_ns=decision.at_ns,
-                call_id=flight.call_id,
-                attempt=flight.attempt,
+                call_id=observation.call_id,
+                attempt=observation.attempt,
                 kind=mapping.kind,
                 reason=mapping.reason or "unknown",
             )
         )
     else:
-        decision.emit(_mapped_event(decision, flight, mapping))
+        decision.emit(_mapped_event(decision, observation, tail))
         if decision.state.gap:
             decision.emit(TrackingGapHealed(at_ns=decision.at_ns))
     flight = decision.state.flight(observation.call_id, observation.attempt)
-    if flight is not None and flight.pins:
+    if flight is None:
+        return
+    if flight.pins and flight.call_id not in state.pinned_calls:
         pin_from_call(decision, flight, observation)
+    if flight.prefilled and not flight.stale and decision.state.open:
+        follow_pins(decision, flight)
 
 
-def _mapped_event(decision: Decision, flight: Flight, mapping: PromptMapping) -> CallMapped:
-    steps = path(decision.state.versions, flight.tail)
+def _mapped_event(decision: Decision, observation: CallMapping, tail: Version) -> CallMapped:
+    mapping = observation.mapping
+    steps = path(decision.state.versions, tail.id)
     ends = (mapping.head_end, *mapping.message_ends, mapping.num_tokens)
     if len(ends) != len(steps):
         raise InvalidObservation(f"mapping of {len(ends) - 2} messages for a list of {len(steps) - 2}")
@@ -123,8 +137,8 @@ def _mapped_event(decision: Decision, flight: Flight, mapping: PromptMapping) ->
     first_chunk = start // size
     return CallMapped(
         at_ns=decision.at_ns,
-        call_id=flight.call_id,
-        attempt=flight.attempt,
+        call_id=observation.call_id,
+        attempt=observation.attempt,
         kind=mapping.kind,
         num_tokens=mapping.num_tokens,
         tools_end=mapping.tools_end,
@@ -144,7 +158,10 @@ def first_token(decision: Decision, observation: FirstToken) -> None:
 
 
 def end(decision: Decision, observation: CallEnding) -> None:
-    """The call is over. A completed one that showed no first token (not streamed) computed its prompt too."""
+    """The call is over. A completed one that showed no first token (not streamed) computed its prompt too.
+
+    One that computed nothing does not close its context: it will be tried again.
+    """
     flight = decision.state.flight(observation.call_id, observation.attempt)
     if flight is None:
         return
@@ -170,7 +187,8 @@ def end(decision: Decision, observation: CallEnding) -> None:
     )
     state = decision.state
     others = any(f.call_id == flight.call_id for f in state.flights)
-    if state.open and not others and (flight.closes or state.one_off):
+    closes = flight.closes and (completed or flight.prefilled)
+    if state.open and not others and (closes or state.one_off):
         reason = "the call said so" if flight.closes else "a one-off ends with its call"
         decision.emit(ContextClosed(at_ns=decision.at_ns, reason=reason))
 
@@ -178,8 +196,7 @@ def end(decision: Decision, observation: CallEnding) -> None:
 def generated(decision: Decision, observation: GenerationKeys) -> None:
     """Generated tokens filled chunks: held behind a live tail, else dead on arrival."""
     state = decision.state
-    tag = tail_tag(observation.call_id, observation.attempt)
-    tail = next((v for v in state.versions.values() if v.digest == tag), None)
+    tail = tail_of(state, observation.call_id, observation.attempt)
     if tail is not None and not tail.mapped:
         return
     size = observation.chunk_size
@@ -199,8 +216,15 @@ def generated(decision: Decision, observation: GenerationKeys) -> None:
         return
     first_chunk = tail.end // size
     prefix = observation.chain[: first_chunk * KEY_BYTES]
-    if prefix != chain(state.versions, tail.id):
+    if observation.num_tokens < tail.end or prefix != chain(state.versions, tail.id):
         raise InvalidObservation("the generation's chain does not continue the call's prompt")
+    keys = observation.chain[first_chunk * KEY_BYTES :]
+    tag = tail_tag(observation.call_id, observation.attempt, observation.choice)
+    if any(
+        v.digest == tag and v.parent == tail.id and v.end == observation.num_tokens and v.keys == keys
+        for v in state.versions.values()
+    ):
+        return
     decision.emit(
         GenerationMapped(
             at_ns=decision.at_ns,
@@ -210,7 +234,7 @@ def generated(decision: Decision, observation: GenerationKeys) -> None:
             parent=tail.id,
             end=observation.num_tokens,
             first_chunk=first_chunk,
-            keys=observation.chain[first_chunk * KEY_BYTES :],
+            keys=keys,
         )
     )
 
@@ -225,27 +249,45 @@ def _commit(decision: Decision, flight: Flight) -> None:
     decision.emit(PrefillDone(at_ns=decision.at_ns, call_id=flight.call_id, attempt=flight.attempt))
     state = decision.state
     current = state.flight(flight.call_id, flight.attempt)
-    if current is None or not state.open or current.stale or state.one_off:
+    if current is None or not state.open or state.one_off:
         return
     flight = current
+    if flight.stale:
+        if not state.branches and flight.cut != ROOT:
+            _open(decision, flight)
+        return
+    branch = _gone_on_with(state, flight)
+    if branch is not None:
+        _advance(decision, flight, branch)
+    else:
+        left = state.branch(flight.branch)
+        if left is None or left.doubted_ns:
+            left = state.current_branch()
+        _open(decision, flight)
+        if left is not None and not flight.concurrent and not _overlaps(decision.state, left, flight):
+            _doubt(decision, left, "the next list left it")
+    follow_pins(decision, flight)
+
+
+def _gone_on_with(state: ContextState, flight: Flight) -> Branch | None:
+    """The branch whose whole list lies on the flight's: the one it continued on arrival, else the longest."""
     on_path = {v.id for v in path(state.versions, flight.tip)}
     branch = state.branch(flight.branch)
-    if branch is None or branch.tip not in on_path:
-        branch = max(
-            (b for b in state.branches if b.tip in on_path),
-            key=lambda b: (state.versions[b.tip].index, not b.doubted_ns, b.id),
-            default=branch,
-        )
-    if branch is None:
-        _open(decision, flight)
-    elif branch.tip in on_path:
-        _advance(decision, flight, branch)
-    elif flight.concurrent or not flight.diverges:
-        _open(decision, flight)
-    else:
-        _open(decision, flight)
-        _doubt(decision, branch, "the next list left it")
-    follow_pins(decision, flight)
+    if branch is not None and branch.tip in on_path:
+        return branch
+    return max(
+        (b for b in state.branches if b.tip in on_path),
+        key=lambda b: (state.versions[b.tip].index, not b.doubted_ns, b.id),
+        default=None,
+    )
+
+
+def _overlaps(state: ContextState, branch: Branch, flight: Flight) -> bool:
+    """Whether a call on the branch is, or was, in flight together with this one: then both go on."""
+    others = (f for f in state.flights if (f.call_id, f.attempt) != (flight.call_id, flight.attempt))
+    return branch.since_ns > flight.arrived_ns or branch.tip in live_ids(
+        state.versions, (f.tip for f in others)
+    )
 
 
 def _open(decision: Decision, flight: Flight) -> None:
@@ -266,9 +308,12 @@ def _advance(decision: Decision, flight: Flight, branch: Branch) -> None:
         _expire_doubted(decision, flight, branch)
     if returns:
         decision.emit(BranchRestored(at_ns=decision.at_ns, branch=branch.id))
-    leftover = -1
-    if grows and not _reproduced(decision.state, branch, flight):
-        leftover = decision.state.next_branch
+    unlike = (
+        not _reproduced(decision.state, branch, flight)
+        if grows
+        else _resampled(decision.state, branch, flight)
+    )
+    leftover = decision.state.next_branch if unlike else -1
     decision.emit(
         BranchAdvanced(
             at_ns=decision.at_ns,
@@ -279,16 +324,10 @@ def _advance(decision: Decision, flight: Flight, branch: Branch) -> None:
         )
     )
     if grows or returns:
-        busy = _busy(decision.state, flight)
         for other in decision.state.branches:
-            if other.id not in (branch.id, leftover) and other.tip not in busy:
-                _doubt(decision, other, "another branch went on")
-
-
-def _busy(state: ContextState, flight: Flight) -> set[int]:
-    """Versions that other calls in flight compute with."""
-    others = (f for f in state.flights if (f.call_id, f.attempt) != (flight.call_id, flight.attempt))
-    return live_ids(state.versions, (f.tip for f in others))
+            if other.id == branch.id or other.doubted_ns or _overlaps(decision.state, other, flight):
+                continue
+            _doubt(decision, other, "another branch went on")
 
 
 def _doubt(decision: Decision, branch: Branch, reason: str) -> None:
@@ -297,8 +336,8 @@ def _doubt(decision: Decision, branch: Branch, reason: str) -> None:
 
 
 def _expire_doubted(decision: Decision, flight: Flight, branch: Branch) -> None:
-    """A tracking gap means that we may have missed something: then nothing expires."""
-    if decision.state.gap:
+    """While there is a tracking gap we may have missed something: nothing expires below `MAX_BRANCHES`."""
+    if decision.state.gap and len(decision.state.branches) < MAX_BRANCHES:
         return
     for other in decision.state.branches:
         if other.id != branch.id and 0 < other.doubted_ns <= flight.arrived_ns:
@@ -316,6 +355,14 @@ def _reproduced(state: ContextState, branch: Branch, flight: Flight) -> bool:
         return False
     whole = chain(state.versions, flight.tail)
     return all(_lies_on(state.versions[t], whole, state) for t in branch.tails)
+
+
+def _resampled(state: ContextState, branch: Branch, flight: Flight) -> bool:
+    """Whether another call, over before this one came, had generated behind the very same list."""
+    ours = f"{flight.call_id}\0".encode()
+    return branch.since_ns <= flight.arrived_ns and any(
+        not state.versions[t].digest.startswith(ours) for t in branch.tails
+    )
 
 
 def _lies_on(tail: Version, whole: bytes, state: ContextState) -> bool:

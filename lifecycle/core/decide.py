@@ -51,9 +51,9 @@ def decide(state: ContextState, observation: Observation) -> list[ContextEvent]:
         case OperationReceived():
             receive(decision, observation)
         case VerificationResult(reason=reason):
-            if reason and reason != state.unmapped:
+            if reason and reason != state.unverified:
                 decision.emit(ContextUnmapped(at_ns=decision.at_ns, reason=reason))
-            elif not reason and state.unmapped:
+            elif not reason and state.unverified:
                 decision.emit(ContextVerified(at_ns=decision.at_ns))
         case CloseRequested(reason=reason):
             if state.open:
@@ -95,6 +95,8 @@ def open_context(observation: ContextOpened, parent: ContextState | None) -> lis
             inherited=versions,
             inherited_tip=tip,
             inherited_tails=tails,
+            chunk_size=parent.chunk_size if parent is not None and versions else 0,
+            tools_end=parent.tools_end if parent is not None and versions else 0,
         )
     ]
 

@@ -39,6 +39,8 @@ class ContextCreated(_Event, frozen=True, kw_only=True, tag="context_created.v1"
     inherited: tuple[Version, ...] = ()
     inherited_tip: int = -1
     inherited_tails: tuple[int, ...] = ()
+    chunk_size: int = 0
+    tools_end: int = 0
 
 
 class OperationApplied(_Event, frozen=True, kw_only=True, tag="operation_applied.v1"):

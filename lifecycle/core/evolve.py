@@ -38,7 +38,7 @@ from lifecycle.core.events import (
     WaitDeclared,
 )
 from lifecycle.core.ids import ContextKey
-from lifecycle.core.observations import DeclareResumed, MarkOneOff
+from lifecycle.core.observations import MarkOneOff
 from lifecycle.core.state import (
     Branch,
     ContextState,
@@ -57,10 +57,12 @@ from lifecycle.core.tree import (
 )
 from lifecycle.vocabulary import WaitKind
 
-MAPPING_REASON = "mapping: "
-"""Prefix of `ContextState.unmapped` when the mapping itself failed: the next exact mapping ends it."""
+NUM_CALLS_KEPT = 64
+"""Calls whose attempts are remembered; an attempt that comes later counts as a call of its own."""
 
-NUM_ATTEMPTS_KEPT = 64
+NUM_SOURCES_KEPT = 64
+"""Numberings of operations that are remembered, those heard of last."""
+
 NUM_OUTCOMES_KEPT = 64
 
 
@@ -79,7 +81,7 @@ def evolve(state: ContextState | None, event: ContextEvent) -> ContextState:
         case PrefillDone():
             return _with_flight(state, event.call_id, event.attempt, prefilled=True)
         case CallEnded():
-            return ended_call(state, event)
+            return _ended(state, event)
         case GenerationMapped():
             return placed_generation(state, event)
         case BranchOpened():
@@ -87,7 +89,7 @@ def evolve(state: ContextState | None, event: ContextEvent) -> ContextState:
         case BranchAdvanced():
             return _advanced(state, event)
         case BranchDoubted():
-            return _with_branch(state, event.branch, doubted_ns=event.at_ns)
+            return _with_branch(state, event.branch, doubted_ns=max(event.at_ns, 1))
         case BranchRestored():
             return _with_branch(state, event.branch, doubted_ns=0)
         case BranchExpired():
@@ -131,9 +133,9 @@ def evolve(state: ContextState | None, event: ContextEvent) -> ContextState:
         case TrackingGapHealed():
             return replace(state, gap="")
         case ContextUnmapped():
-            return replace(state, unmapped=event.reason)
+            return _with_doubts(state, unverified=event.reason)
         case ContextVerified():
-            return replace(state, unmapped="")
+            return _with_doubts(state, unverified="")
         case ContextClosed():
             return pruned(replace(state, closed=event.reason, branches=(), declared_length=None))
         case DeclarationMismatched() | PinRefused():
@@ -153,6 +155,7 @@ def _created(event: ContextCreated) -> ContextState:
             closed_tip=event.inherited_tip,
         )
         branches = (inherited,)
+    lost = "" if all(v.mapped for v in event.inherited) else "a fork of tokens that are not known"
     return ContextState(
         uid=event.uid,
         key=ContextKey(event.tenant, event.context_id),
@@ -167,6 +170,10 @@ def _created(event: ContextCreated) -> ContextState:
         next_version=max((v.id for v in event.inherited), default=-1) + 1,
         next_branch=len(branches),
         branches=branches,
+        chunk_size=event.chunk_size,
+        tools_end=event.tools_end,
+        unmapped=lost,
+        mapping_lost=lost,
         created_ns=event.at_ns,
         active_ns=event.at_ns,
         last_ns=event.at_ns,
@@ -174,8 +181,9 @@ def _created(event: ContextCreated) -> ContextState:
 
 
 def _arrived(state: ContextState, event: CallArrived) -> ContextState:
-    attempts = {**state.attempts, event.call_id: event.attempt}
-    while len(attempts) > NUM_ATTEMPTS_KEPT:
+    attempts = {call: n for call, n in state.attempts.items() if call != event.call_id}
+    attempts[event.call_id] = event.attempt
+    while len(attempts) > NUM_CALLS_KEPT:
         attempts.pop(next(iter(attempts)))
     state = replace(
         placed_call(state, event),
@@ -193,19 +201,39 @@ def _arrived(state: ContextState, event: CallArrived) -> ContextState:
 
 
 def _mapped(state: ContextState, event: CallMapped) -> ContextState:
-    if event.reason:
-        unmapped = MAPPING_REASON + event.reason
-    else:
-        unmapped = "" if state.unmapped.startswith(MAPPING_REASON) else state.unmapped
-    state = replace(state, unmapped=unmapped)
+    flight = state.flight(event.call_id, event.attempt)
+    if flight is not None and flight.pins:
+        pinned = (*(c for c in state.pinned_calls if c != event.call_id), event.call_id)
+        state = replace(state, pinned_calls=pinned[-NUM_CALLS_KEPT:])
     state = _with_flight(state, event.call_id, event.attempt, mapping_known=True)
-    return state if event.reason else placed_mapping(state, event)
+    if event.reason:
+        return _with_doubts(state, mapping_lost=event.reason)
+    state = placed_mapping(state, event)
+    if all(state.versions[b.tip].mapped for b in state.branches):
+        state = _with_doubts(state, mapping_lost="")
+    return state
+
+
+def _ended(state: ContextState, event: CallEnded) -> ContextState:
+    flight = state.flight(event.call_id, event.attempt)
+    if flight is not None and flight.prefilled and not flight.mapping_known:
+        state = _with_doubts(state, mapping_lost="a call ended before its tokens were known")
+    return ended_call(state, event)
+
+
+def _with_doubts(
+    state: ContextState, *, mapping_lost: str | None = None, unverified: str | None = None
+) -> ContextState:
+    lost = state.mapping_lost if mapping_lost is None else mapping_lost
+    unproven = state.unverified if unverified is None else unverified
+    return replace(state, mapping_lost=lost, unverified=unproven, unmapped=unproven or lost)
 
 
 def _opened(state: ContextState, event: BranchOpened) -> ContextState:
     flight = state.flight(event.call_id, event.attempt)
     assert flight is not None
-    branch = Branch(id=event.branch, tip=flight.tip, since_ns=event.at_ns)
+    tip = flight.cut if flight.stale else flight.tip
+    branch = Branch(id=event.branch, tip=tip, since_ns=event.at_ns)
     return replace(
         state, branches=(*state.branches, branch), next_branch=max(state.next_branch, event.branch + 1)
     )
@@ -216,16 +244,16 @@ def _advanced(state: ContextState, event: BranchAdvanced) -> ContextState:
     branch = state.branch(event.branch)
     assert flight is not None
     assert branch is not None
-    moved = branch.tip != flight.tip
+    left_behind = branch.tip != flight.tip or event.leftover >= 0
     state = _with_branch(
         state,
         event.branch,
         tip=flight.tip,
-        tails=() if moved else branch.tails,
+        tails=() if left_behind else branch.tails,
         since_ns=event.at_ns,
     )
     if event.leftover >= 0:
-        leftover = replace(branch, id=event.leftover, doubted_ns=event.at_ns, since_ns=branch.since_ns)
+        leftover = replace(branch, id=event.leftover, doubted_ns=max(event.at_ns, 1))
         state = replace(
             state,
             branches=(*state.branches, leftover),
@@ -243,6 +271,7 @@ def _pin_set(state: ContextState, event: PinSet) -> ContextState:
         message=version.digest,
         until_ns=event.until_ns,
         size_bytes=event.size_bytes,
+        bytes_per_token=event.size_bytes // version.end if version.end > 0 else 0,
         priority=event.priority,
     )
     others = tuple(p for p in state.pins if p.pin_id != event.pin_id)
@@ -264,8 +293,6 @@ def _operation_applied(state: ContextState, event: OperationApplied) -> ContextS
     match event.operation:
         case MarkOneOff():
             return replace(state, one_off=True)
-        case DeclareResumed():
-            return replace(state, active_ns=event.at_ns)
         case _:
             return state
 
@@ -305,7 +332,11 @@ def _rewaited(state: ContextState, kind: WaitKind, tool: str, eta: float | None)
 
 
 def _with_source(state: ContextState, name: str, source: Source) -> ContextState:
-    return replace(state, sources={**state.sources, name: source})
+    sources = {n: s for n, s in state.sources.items() if n != name}
+    sources[name] = source
+    while len(sources) > NUM_SOURCES_KEPT:
+        sources.pop(next(iter(sources)))
+    return replace(state, sources=sources)
 
 
 def _with_branch(state: ContextState, branch_id: int, **changes: object) -> ContextState:

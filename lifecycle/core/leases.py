@@ -10,27 +10,29 @@ HELD_SECONDS = 5.0
 
 
 def tick(decision: Decision) -> None:
-    """Everything whose time is over by `decision.at_ns`. While a tracking gap is open only pins run out."""
+    """Everything whose time is over by `decision.at_ns`.
+
+    While a tracking gap is open doubts do not run out, and silence only after the longest lease.
+    """
     state, now = decision.state, decision.at_ns
     for pin in state.pins:
         if pin.until_ns <= now:
             decision.emit(PinReleased(at_ns=now, pin_id=pin.pin_id, reason="lease over"))
     if any(s.held and now - s.held_since_ns > HELD_SECONDS * 1e9 for s in state.sources.values()):
         decision.emit(TrackingGapOpened(at_ns=now, reason="an operation is missing"))
-    if decision.state.gap:
-        return
-    for branch in state.branches:
+    for branch in state.branches if not decision.state.gap else ():
         if branch.doubted_ns and now - branch.doubted_ns >= DOUBT_SECONDS * 1e9:
             decision.emit(
                 BranchExpired(at_ns=now, branch=branch.id, reason=f"doubted for {DOUBT_SECONDS:.0f} s")
             )
-    if state.open and not state.flights and now >= lease_end_ns(state):
+    if state.open and not state.flights and now >= lease_end_ns(decision.state):
         decision.emit(ContextClosed(at_ns=now, reason=f"lease over ({state.wait})"))
 
 
 def lease_end_ns(state: ContextState) -> int:
     """When the context ends unless it is heard of again."""
-    return state.active_ns + int(LEASE_SECONDS[state.wait] * 1e9)
+    seconds = max(LEASE_SECONDS.values()) if state.gap else LEASE_SECONDS[state.wait]
+    return state.active_ns + int(seconds * 1e9)
 
 
 def next_deadline_ns(state: ContextState) -> int | None:
@@ -39,6 +41,6 @@ def next_deadline_ns(state: ContextState) -> int | None:
     moments += [s.held_since_ns + int(HELD_SECONDS * 1e9) + 1 for s in state.sources.values() if s.held]
     if not state.gap:
         moments += [b.doubted_ns + int(DOUBT_SECONDS * 1e9) for b in state.branches if b.doubted_ns]
-        if state.open and not state.flights:
-            moments.append(lease_end_ns(state))
+    if state.open and not state.flights:
+        moments.append(lease_end_ns(state))
     return min(moments, default=None)

@@ -13,6 +13,7 @@ from lifecycle.core.events import (
     OperationRejected,
     OutcomeDeclared,
     PinReleased,
+    TrackingGapOpened,
     WaitDeclared,
 )
 from lifecycle.core.observations import (
@@ -34,7 +35,7 @@ from lifecycle.core.observations import (
     UnpinSpan,
 )
 from lifecycle.core.pins import grant_pin, release_pin
-from lifecycle.core.state import ContextState, Source
+from lifecycle.core.state import ROOT, ContextState, Source, path
 from lifecycle.core.tree import editable_list
 
 MAX_HELD = 256
@@ -53,6 +54,7 @@ def receive(decision: Decision, observation: OperationReceived) -> None:
         return
     if seq > source.applied + 1:
         if len(source.held) >= MAX_HELD:
+            decision.emit(TrackingGapOpened(at_ns=decision.at_ns, reason="too many operations are missing"))
             decision.emit(
                 OperationRejected(
                     at_ns=decision.at_ns,
@@ -83,10 +85,12 @@ def _apply(decision: Decision, observation: OperationReceived, operation: Operat
         decision.emit(OperationRejected(at_ns=decision.at_ns, source=name, seq=operation.seq, reason=reason))
         return
     decision.emit(OperationApplied(at_ns=decision.at_ns, source=name, operation=operation))
-    if operation.seq <= source.rendered and isinstance(
-        operation, AppendMessages | ReplaceMessages | RemoveMessages
+    if isinstance(operation, AppendMessages | ReplaceMessages | RemoveMessages) and (
+        decision.state.gap or operation.seq <= source.rendered
     ):
-        return  # a call that was sent after this edit has been rendered: its list shows the edit
+        # Either an operation before it is missing, so that its span counts from a list we do not know, or a
+        # call that was sent after it has come: that call's list shows the edit. The next list tells.
+        return
     _effect(decision, operation)
 
 
@@ -164,8 +168,12 @@ def _edit(decision: Decision, span: Span, num_new: int) -> None:
     start, end = span
     if start == end and num_new == 0:
         return
-    for pin in decision.state.pins:
-        if start <= pin.index < end:
+    state = decision.state
+    messages = editable_list(state)
+    root = messages[start].id if start < len(messages) else ROOT
+    for pin in state.pins:
+        ours = pin.moving or any(v.id == root for v in path(state.versions, pin.tip))
+        if ours and start <= pin.index < end:
             decision.emit(
                 PinReleased(at_ns=decision.at_ns, pin_id=pin.pin_id, reason="its message was removed")
             )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from lifecycle.core.decision import Decision
 from lifecycle.core.events import PinMoved, PinRefused, PinReleased, PinSet
 from lifecycle.core.observations import CallMapping, PinRequest, SpanName
-from lifecycle.core.state import ContextState, Flight, PinHold, Version, list_path, path
+from lifecycle.core.state import ContextState, Flight, PinHold, Version, list_path, live_ids, path
 from lifecycle.vocabulary import PIN_TTL_DEFAULT_SECONDS, PIN_TTL_MAX_SECONDS
 
 HEAD_ROLES = frozenset(("system", "developer"))
@@ -54,7 +54,7 @@ def grant_pin(
     ttl = PIN_TTL_DEFAULT_SECONDS if request.ttl is None else request.ttl
     if not 0 < ttl <= PIN_TTL_MAX_SECONDS:
         return f"ttl must be above 0 and at most {PIN_TTL_MAX_SECONDS:.0f} seconds"
-    known = next((p for p in state.pins if p.tip == version.id), None)
+    known = next((p for p in state.pins if p.tip == version.id and not p.moving), None)
     size_bytes = version.end * bytes_per_token
     needed = size_bytes - (known.size_bytes if known else 0)
     if budget_left_bytes is not None and needed > budget_left_bytes:
@@ -65,7 +65,7 @@ def grant_pin(
     decision.emit(
         PinSet(
             at_ns=decision.at_ns,
-            pin_id=known.pin_id if known else f"{state.uid}:p{version.id}",
+            pin_id=known.pin_id if known else _new_pin_id(state, version),
             tip=version.id,
             index=version.index,
             until_ns=until_ns,
@@ -76,21 +76,28 @@ def grant_pin(
     return ""
 
 
+def _new_pin_id(state: ContextState, version: Version) -> str:
+    """An id no pin of the context has: one that moved away from the version keeps the version's number."""
+    taken = {p.pin_id for p in state.pins}
+    pin_id = f"{state.uid}:p{version.id}"
+    while pin_id in taken:
+        pin_id += "+"
+    return pin_id
+
+
 def release_pin(decision: Decision, tip: int, span: SpanName) -> str:
     """End the pin on the span's chain; answers why there is nothing to end, or an empty string."""
     version = span_end(decision.state, tip, span)
     if isinstance(version, str):
         return version
     for pin in decision.state.pins:
-        if pin.tip == version.id or (pin.moving and pin.message == version.digest):
+        if _waits_for(pin, version) if pin.moving else pin.tip == version.id:
             decision.emit(PinReleased(at_ns=decision.at_ns, pin_id=pin.pin_id, reason="unpinned"))
     return ""
 
 
 def pin_from_call(decision: Decision, flight: Flight, observation: CallMapping) -> None:
-    """Pins and unpins that rode on a call, once its tokens are known; a retry repeats none of them."""
-    if flight.attempt > 1:
-        return
+    """Pins and unpins that rode on a call, once its tokens are known. The caller asks once per call."""
     budget = observation.budget_left_bytes
     for request in flight.pins:
         if request.release:
@@ -105,23 +112,28 @@ def pin_from_call(decision: Decision, flight: Flight, observation: CallMapping) 
 
 
 def follow_pins(decision: Decision, flight: Flight) -> None:
-    """Move pins whose message materialised behind another prefix to its new version."""
+    """Move pins whose message materialised behind another prefix to its new version.
+
+    A pin on a list that goes on elsewhere stays there, though the flight's list holds an equal message. While
+    the new version's tokens are not known the old hold stays.
+    """
     state = decision.state
+    if not state.pins:
+        return
     messages = list_path(state, flight.tip)
-    on_path = {v.id for v in path(state.versions, flight.tip)}
-    bytes_per_token = _bytes_per_token(state)
+    elsewhere = live_ids(state.versions, (b.tip for b in state.branches if not b.doubted_ns))
     for pin in state.pins:
-        if pin.tip in on_path and not pin.moving:
+        if pin.tip in elsewhere and not pin.moving:
             continue
         target = _same_message(messages, pin)
-        if target is not None:
+        if target is not None and target.mapped:
             decision.emit(
                 PinMoved(
                     at_ns=decision.at_ns,
                     pin_id=pin.pin_id,
                     tip=target.id,
                     index=target.index,
-                    size_bytes=int(max(target.end, 0) * bytes_per_token),
+                    size_bytes=target.end * pin.bytes_per_token,
                 )
             )
 
@@ -131,10 +143,5 @@ def _same_message(messages: Sequence[Version], pin: PinHold) -> Version | None:
     return min(same, key=lambda v: (abs(v.index - pin.index), v.index), default=None)
 
 
-def _bytes_per_token(state: ContextState) -> float:
-    """What the context's pins were charged a token; a moved pin is charged alike."""
-    for pin in state.pins:
-        end = state.versions[pin.tip].end
-        if end > 0 and not pin.moving:
-            return pin.size_bytes / end
-    return 0.0
+def _waits_for(pin: PinHold, version: Version) -> bool:
+    return pin.message == version.digest and pin.index == version.index

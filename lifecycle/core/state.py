@@ -74,7 +74,8 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of a call between arrival and end. `tip` is its last message, `tails` its generation.
 
     `branch` is the branch its list continued or left (`diverges`) on arrival; `concurrent` says that another
-    call was in flight then; `stale` that a declared edit overtook it: its list is not the context's any more.
+    call was in flight then; `stale` that a declared edit overtook it: its list is not the context's any more,
+    only the part up to `cut` is.
     """
 
     call_id: str
@@ -87,6 +88,7 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
     diverges: bool = False
     concurrent: bool = False
     stale: bool = False
+    cut: int = ROOT
     streamed: bool = True
     num_choices: int = 1
     prefilled: bool = False
@@ -102,7 +104,8 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
 class PinHold(msgspec.Struct, frozen=True, kw_only=True):
     """A leased hold on the chain to `tip`. `message` and `index` say which message it follows.
 
-    `moving` is set between an edit of the prefix and the next time the message is rendered.
+    `moving` is set between an edit of the prefix and the next time the message is rendered. A byte budget was
+    charged `bytes_per_token` for every token of the chain.
     """
 
     pin_id: str
@@ -111,6 +114,7 @@ class PinHold(msgspec.Struct, frozen=True, kw_only=True):
     message: bytes
     until_ns: int
     size_bytes: int = 0
+    bytes_per_token: int = 0
     priority: int | None = None
     moving: bool = False
 
@@ -128,7 +132,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContextState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is true of one context. `versions` is the live tree, by id."""
+    """Everything that is true of one context. `versions` is the live tree, by id.
+
+    `unmapped` says why the keys of the context are not known or not proven, empty if they are: `mapping_lost`
+    (a live prompt has no tokens; the next mapping ends it) or `unverified` (the cache showed other keys; only
+    the cache's own word ends it). `pinned_calls` are the calls whose own pins were dealt with.
+    """
 
     uid: str
     key: ContextKey
@@ -147,6 +156,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True):
     pins: tuple[PinHold, ...] = ()
     sources: Mapping[str, Source] = msgspec.field(default_factory=dict)
     attempts: Mapping[str, int] = msgspec.field(default_factory=dict)
+    pinned_calls: tuple[str, ...] = ()
     declared_length: int | None = None
     declares_appends: bool = False
     chunk_size: int = 0
@@ -157,6 +167,8 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: tuple[tuple[int, int, str], ...] = ()
     gap: str = ""
     unmapped: str = ""
+    mapping_lost: str = ""
+    unverified: str = ""
     closed: str = ""
     created_ns: int = 0
     active_ns: int = 0
@@ -229,7 +241,10 @@ def pruned(state: ContextState) -> ContextState:
 
 
 def version_states(state: ContextState) -> dict[int, VersionState]:
-    """State of every live version: the strongest its holders give it."""
+    """State of every live version: the strongest its holders give it.
+
+    A call makes its versions Active until its first token, one that is not streamed to its end.
+    """
     out: dict[int, VersionState] = {}
 
     def mark(tips: Iterable[int], as_state: VersionState) -> None:
@@ -238,7 +253,10 @@ def version_states(state: ContextState) -> dict[int, VersionState]:
 
     mark((p.tip for p in state.pins), VersionState.PINNED)
     for flight in state.flights:
-        mark((flight.tip, *flight.tails), VersionState.ACTIVE)
+        if not flight.prefilled:
+            mark((flight.tip, *flight.tails), VersionState.ACTIVE)
+    for flight in state.flights:
+        mark((flight.tip, *flight.tails), VersionState.SUSPENDED)
     for doubted, as_state in ((False, VersionState.SUSPENDED), (True, VersionState.DOUBTFUL)):
         for branch in state.branches:
             if bool(branch.doubted_ns) == doubted:

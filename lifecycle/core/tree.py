@@ -68,15 +68,16 @@ def placed_mapping(state: ContextState, event: CallMapped) -> ContextState:
     """The tree with the call's token ranges.
 
     A version whose known tokens differ from the new ones is another version: the template rendered the same
-    message otherwise. The call moves to a copy, and whoever else holds the old one keeps it.
+    message otherwise. The call moves to a copy, and whoever else holds the old one keeps it. A call that is
+    over is found by its tail, as long as a branch holds that.
     """
-    flight = state.flight(event.call_id, event.attempt)
-    if flight is None:
+    call_tail = tail_of(state, event.call_id, event.attempt)
+    if call_tail is None:
         return state
     versions = dict(state.versions)
     next_id = state.next_version
     moved: dict[int, int] = {}
-    steps = path(versions, flight.tail)
+    steps = path(versions, call_tail.id)
     size = event.chunk_size
     start = steps[event.first_changed - 1].end if event.first_changed else 0
     for version, end in zip(steps[event.first_changed :], event.ends, strict=True):
@@ -97,21 +98,42 @@ def placed_mapping(state: ContextState, event: CallMapped) -> ContextState:
         chunk_size=size,
         tools_end=event.tools_end,
     )
-    return pruned(_follow(state, flight, moved)) if moved else state
+    return pruned(_follow(state, event, call_tail, moved)) if moved else state
 
 
-def _follow(state: ContextState, flight: Flight, moved: dict[int, int]) -> ContextState:
-    """Let the flight, and the branch that took its list already, point at the copies."""
-    old_tip, new_tip = flight.tip, moved.get(flight.tip, flight.tip)
+def tail_of(state: ContextState, call_id: str, attempt: int) -> Version | None:
+    """The tail of that attempt's prompt, while anything holds it."""
+    flight = state.flight(call_id, attempt)
+    if flight is not None:
+        return state.versions[flight.tail]
+    tag = tail_tag(call_id, attempt)
+    return next((v for v in state.versions.values() if v.index == TAIL_INDEX and v.digest == tag), None)
+
+
+def _follow(
+    state: ContextState, event: CallMapped, call_tail: Version, moved: dict[int, int]
+) -> ContextState:
+    """Let the call, and the branch that took its list already, point at the copies."""
+    flight = state.flight(event.call_id, event.attempt)
+    old_tip, new_tip = call_tail.parent, moved.get(call_tail.parent, call_tail.parent)
+
+    def copies(tails: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(moved.get(t, t) for t in tails)
+
+    def took_it(branch: Branch) -> bool:
+        if branch.tip != old_tip:
+            return False
+        if flight is None:
+            return call_tail.id in branch.tails
+        return flight.prefilled and not flight.stale and not branch.doubted_ns
+
     flights = tuple(
-        replace(f, tip=new_tip, tail=moved[f.tail], tails=tuple(moved.get(t, t) for t in f.tails))
-        if f is flight
-        else f
+        replace(f, tip=new_tip, tail=moved[f.tail], tails=copies(f.tails)) if f is flight else f
         for f in state.flights
     )
     branches = tuple(
-        replace(b, tip=new_tip, closed_tip=moved.get(b.closed_tip, b.closed_tip))
-        if flight.prefilled and b.tip == old_tip and not b.doubted_ns
+        replace(b, tip=new_tip, tails=copies(b.tails), closed_tip=moved.get(b.closed_tip, b.closed_tip))
+        if took_it(b)
         else b
         for b in state.branches
     )
@@ -162,7 +184,7 @@ def ended_call(state: ContextState, event: CallEnded) -> ContextState:
     completed = event.end is CallEnd.COMPLETED
     branches = []
     for branch in state.branches:
-        ours = branch.tip == flight.tip and flight.prefilled and not flight.stale
+        ours = branch.tip == flight.tip and flight.prefilled and not flight.stale and not branch.doubted_ns
         if ours and completed:
             branches.append(
                 replace(
@@ -175,7 +197,7 @@ def ended_call(state: ContextState, event: CallEnded) -> ContextState:
                     closed_tip=branch.tip,
                 )
             )
-        elif ours:
+        elif ours or (flight.stale and flight.prefilled and branch.tip == flight.cut):
             branches.append(replace(branch, since_ns=event.at_ns, closed_tip=branch.tip))
         else:
             branches.append(branch)
@@ -204,7 +226,8 @@ def edited(state: ContextState, event: ListEdited) -> ContextState:
     """The tree after a declared edit: every version from `event.start` on is out, whoever continued it.
 
     Calls in flight keep what they compute with until they end. A pin whose message lives on behind the edit
-    waits for its new version, holding the part of the prefix that is left.
+    waits for its new version, holding the part of the prefix that is left. A generation outlives an edit of
+    messages that are declared behind it.
     """
     messages = editable_list(state)
     base = state.declared_length if state.declared_length is not None else len(messages)
@@ -222,7 +245,8 @@ def edited(state: ContextState, event: ListEdited) -> ContextState:
     for branch in state.branches:
         if current is not None and branch.id == current.id:
             tip = cut(branch.tip)
-            branches.append(replace(branch, tip=tip, tails=(), closed_tip=cut(branch.closed_tip)))
+            tails = branch.tails if event.start > len(messages) else ()
+            branches.append(replace(branch, tip=tip, tails=tails, closed_tip=cut(branch.closed_tip)))
         elif not passes(branch.tip):
             branches.append(branch)
     shift = event.num_new - (event.end - event.start)
@@ -232,7 +256,10 @@ def edited(state: ContextState, event: ListEdited) -> ContextState:
             pins.append(replace(pin, tip=cut(pin.tip), index=pin.index + shift, moving=True))
         else:
             pins.append(pin)
-    flights = tuple(replace(f, stale=True) if passes(f.tip) else f for f in state.flights)
+    flights = tuple(
+        replace(f, stale=True, cut=cut(f.cut if f.stale else f.tip)) if passes(f.tip) else f
+        for f in state.flights
+    )
     return pruned(
         replace(
             state,
