@@ -246,7 +246,13 @@ class Story:
         return attempt
 
     def do(
-        self, kind: type[Operation], seq: int | None = None, *, budget: int | None = None, **fields: object
+        self,
+        operation: type[Operation],
+        /,
+        seq: int | None = None,
+        *,
+        budget: int | None = None,
+        **fields: object,
     ) -> list[ContextEvent]:
         """A declared operation; without `seq` the next one."""
         if seq is None:
@@ -257,7 +263,7 @@ class Story:
             OperationReceived(
                 at_ns=self.now,
                 source="sdk",
-                operation=kind(seq=seq, ctx="ctx", **fields),
+                operation=operation(seq=seq, ctx="ctx", **fields),
                 bytes_per_token=BYTES_PER_TOKEN,
                 budget_left_bytes=budget,
             )
