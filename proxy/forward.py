@@ -7,67 +7,41 @@ answer; when the engine breaks off, the client sees a broken transfer and never 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, Protocol, TypeAlias
 
-import msgspec
-
 from lifecycle.vocabulary import CallEnd
-from proxy.answer_tap import AnswerFacts, AnswerTap
 from proxy.body_edit import cut_engine_ids
+from proxy.call_listener import CallListener, CallObserver, ContentHeaders, ForwardOutcome
 from proxy.errors import BodyTooLarge, ClientGone, InvalidRequest, ProxyError, UpstreamBroken, UpstreamError
 from proxy.problems import openai_error, send_response
+from proxy.request_body import (
+    DEFAULT_BODY_LIMIT_BYTES,
+    Receive,
+    RequestFeed,
+    Scope,
+    check_framing,
+    hang_up,
+    has_body,
+)
 from proxy.sse import EventRewriter
-from proxy.upstream import Headers, Upstream, UpstreamRequest, UpstreamResponse, end_to_end
+from proxy.upstream import (
+    Headers,
+    Upstream,
+    UpstreamCredentials,
+    UpstreamRequest,
+    UpstreamResponse,
+    end_to_end,
+)
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-DEFAULT_BODY_LIMIT_BYTES = 512 * 1024 * 1024
-_QUEUED_PIECES = 16
 _OWN_PREFIX = b"x-kv-"
 _NOT_FORWARDED = frozenset({b"host", b"content-length", b"expect"})
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 _NO_BODY_STATUSES = (204, 304)
 
 logger = logging.getLogger(__name__)
-
-
-class UpstreamCredentials(msgspec.Struct, frozen=True):
-    """What the engine gets to see of a caller's key: with `keep`, what the client sent; else `authorization`,
-    or nothing."""
-
-    keep: bool = True
-    authorization: bytes | None = None
-
-
-class CallObserver(Protocol):
-    """Listens to one call. Its methods must return at once; what they raise is logged and harms no answer."""
-
-    def on_head(self, status: int) -> None:
-        """The engine's answer begins."""
-        ...
-
-    def on_first_token(self) -> None:
-        """A streamed answer carries its first generated piece: the prompt has been computed."""
-        ...
-
-    def on_end(self, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
-        """The call is over; called exactly once, before the last bytes reach the client.
-
-        So whatever a client sends after it has read the whole answer arrives behind this. `reason` is
-        empty for COMPLETED. An answer that is an error is FAILED.
-        """
-        ...
-
-
-class ForwardOutcome(msgspec.Struct, frozen=True):
-    """How an exchange ended. `status` is the engine's, 0 if it gave none."""
-
-    end: CallEnd
-    status: int
-    reason: str = ""
 
 
 def request_headers(
@@ -87,25 +61,6 @@ def request_headers(
     return forwarded
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int = DEFAULT_BODY_LIMIT_BYTES) -> bytes:
-    """The whole request body. Raises `BodyTooLarge`, `InvalidRequest` (contradicting framing),
-    `ClientGone`."""
-    _check_framing(scope, limit_bytes)
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone("the client hung up while it sent its request")
-        piece = message.get("body", b"")
-        size += len(piece)
-        if size > limit_bytes:
-            raise _too_large(limit_bytes)
-        pieces.append(piece)
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-
-
 async def pipe(
     scope: Scope,
     receive: Receive,
@@ -117,16 +72,16 @@ async def pipe(
 ) -> ForwardOutcome:
     """Stream a request through and its answer back. A client that hangs up stops the engine in any phase."""
     try:
-        _check_framing(scope, limit_bytes)
+        check_framing(scope, limit_bytes)
     except ProxyError as refusal:
         await send_response(send, openai_error(refusal), close=isinstance(refusal, InvalidRequest))
         return ForwardOutcome(CallEnd.FAILED, 0, str(refusal))
-    feed = _RequestFeed(receive, limit_bytes)
+    feed = RequestFeed(receive, limit_bytes)
     request = UpstreamRequest(
         method=scope["method"],
         raw_target=raw_target(scope),
         headers=request_headers(scope["headers"], credentials or UpstreamCredentials(), keep_length=True),
-        body=feed.pieces() if _has_body(scope) else None,
+        body=feed.pieces() if has_body(scope) else None,
     )
     exchange = _Exchange(send, upstream, request)
     return await _race(exchange, feed.pump())
@@ -157,7 +112,7 @@ async def forward_call(
         method=scope["method"], raw_target=raw_target(scope), headers=headers, body=body
     )
     exchange = _Exchange(send, upstream, request, response_headers, observer, cut_ids)
-    return await _race(exchange, _hang_up(receive))
+    return await _race(exchange, hang_up(receive))
 
 
 def raw_target(scope: Scope) -> bytes:
@@ -181,7 +136,7 @@ class _Exchange:
     ) -> None:
         self.started = False
         self.delivered = False
-        self.listener = _Listener(observer)
+        self.listener = CallListener(observer)
         self._send = send
         self._upstream = upstream
         self._request = request
@@ -217,7 +172,7 @@ class _Exchange:
         await send_response(self._send, openai_error(error))
 
     async def _relay(self, response: UpstreamResponse) -> None:
-        content = _ContentHeaders(response.headers)
+        content = ContentHeaders(response.headers)
         self.listener.head(response.status, content)
         cutter = self._cutter(response.status, content)
         self.started = True
@@ -260,7 +215,7 @@ class _Exchange:
                 logger.exception("no headers of ours on this answer")
         return headers
 
-    def _cutter(self, status: int, content: "_ContentHeaders") -> "_Cutter | None":
+    def _cutter(self, status: int, content: "ContentHeaders") -> "_Cutter | None":
         if not self._cut_ids or status != 200 or content.encoding not in ("", "identity"):
             return None
         if content.type.startswith("text/event-stream"):
@@ -288,114 +243,6 @@ class _DocumentCutter:
         return cut_engine_ids(b"".join(self._pieces)).body
 
 
-class _ContentHeaders:
-    """What an answer says about its body."""
-
-    def __init__(self, headers: Headers) -> None:
-        found = dict(headers)
-        self.type = found.get(b"content-type", b"").decode("latin-1").strip().lower()
-        self.encoding = found.get(b"content-encoding", b"").decode("latin-1").strip().lower()
-
-
-class _Listener:
-    """The observer and its tap, fenced off: whatever they raise ends the listening, never the answer."""
-
-    def __init__(self, observer: CallObserver | None) -> None:
-        self.outcome: ForwardOutcome | None = None
-        self._observer = observer
-        self._tap: AnswerTap | None = None
-        self._status = 0
-        self._first_token_told = False
-
-    def head(self, status: int, content: _ContentHeaders) -> None:
-        self._status = status
-        if self._observer is None:
-            return
-        self._tap = AnswerTap(status, content.type, content.encoding)
-        self._guarded(lambda observer: observer.on_head(status))
-
-    def heard(self, piece: bytes) -> None:
-        if self._tap is None or self.outcome is not None:
-            return
-        try:
-            self._tap.feed(piece)
-        except Exception:
-            logger.exception("the tap failed; the rest of this answer goes unread")
-            self._tap = None
-            return
-        if self._tap.first_token and not self._first_token_told:
-            self._first_token_told = True
-            self._guarded(lambda observer: observer.on_first_token())
-        if self._tap.finished:
-            self._complete_as_told()
-
-    def complete(self) -> None:
-        """The body ended as HTTP says it should."""
-        if self.outcome is None:
-            if self._tap is not None:
-                try:
-                    self._tap.close()
-                except Exception:
-                    logger.exception("the tap failed at the end of an answer")
-            self._complete_as_told()
-
-    def end(self, end: CallEnd, reason: str) -> None:
-        """The exchange is over; only the first word counts."""
-        if self.outcome is not None:
-            return
-        self.outcome = ForwardOutcome(end, self._status, reason)
-        facts = self._tap.facts() if self._tap is not None else AnswerFacts(status=self._status)
-        self._guarded(lambda observer: observer.on_end(end, facts, reason))
-
-    def _complete_as_told(self) -> None:
-        error = self._tap.facts().error if self._tap is not None else ""
-        if self._status >= 400:
-            self.end(CallEnd.FAILED, error or f"the engine answered {self._status}")
-        elif error:
-            self.end(CallEnd.FAILED, error)
-        else:
-            self.end(CallEnd.COMPLETED, "")
-
-    def _guarded(self, tell: Callable[[CallObserver], None]) -> None:
-        if self._observer is None:
-            return
-        try:
-            tell(self._observer)
-        except Exception:
-            logger.exception("an observer failed")
-
-
-class _RequestFeed:
-    """The request's body on its way from the client to the engine, and the watch for a hang-up behind it."""
-
-    def __init__(self, receive: Receive, limit_bytes: int) -> None:
-        self._receive = receive
-        self._limit_bytes = limit_bytes
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_QUEUED_PIECES)
-
-    async def pump(self) -> ProxyError:
-        """Read until the client is gone or has sent too much; returns which."""
-        size = 0
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                return ClientGone("the client hung up")
-            piece = message.get("body", b"")
-            size += len(piece)
-            if size > self._limit_bytes:
-                return _too_large(self._limit_bytes)
-            if piece:
-                await self._queue.put(piece)
-            more = message.get("more_body", False)
-        await self._queue.put(None)
-        return await _hang_up(self._receive)
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        while (piece := await self._queue.get()) is not None:
-            yield piece
-
-
 async def _race(exchange: _Exchange, watch: Coroutine[Any, Any, ProxyError]) -> ForwardOutcome:
     """Run the exchange until it is over or `watch` says it is pointless; then stop the engine at once."""
     cause: ProxyError = ClientGone("the client hung up")
@@ -417,30 +264,3 @@ async def _race(exchange: _Exchange, watch: Coroutine[Any, Any, ProxyError]) -> 
         await exchange.refuse(cause)
     assert exchange.listener.outcome is not None
     return exchange.listener.outcome
-
-
-async def _hang_up(receive: Receive) -> ProxyError:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    return ClientGone("the client hung up")
-
-
-def _check_framing(scope: Scope, limit_bytes: int) -> None:
-    lengths = {value for name, value in scope["headers"] if name == b"content-length"}
-    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
-    if len(lengths) > 1 or (lengths and chunked):
-        raise InvalidRequest("content-length contradicts the rest of the request's framing")
-    for length in lengths:
-        if length.isdigit() and int(length) > limit_bytes:
-            raise _too_large(limit_bytes)
-
-
-def _has_body(scope: Scope) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
-        for name, value in scope["headers"]
-    )
-
-
-def _too_large(limit_bytes: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the request body is larger than {limit_bytes} bytes")

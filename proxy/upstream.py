@@ -82,6 +82,14 @@ class UpstreamTarget(msgspec.Struct, frozen=True):
         )
 
 
+class UpstreamCredentials(msgspec.Struct, frozen=True):
+    """What the engine gets to see of a caller's key: with `keep`, what the client sent; else `authorization`,
+    or nothing."""
+
+    keep: bool = True
+    authorization: bytes | None = None
+
+
 class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `raw_target` is path and query as on the wire. A body given as an iterator is sent
     with the `content-length` among `headers`, or chunked without one; for bytes it is computed."""

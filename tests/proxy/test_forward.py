@@ -13,19 +13,12 @@ import pytest
 
 from lifecycle.vocabulary import CallEnd
 from proxy.answer_tap import AnswerFacts
+from proxy.call_listener import ForwardOutcome
 from proxy.errors import ProxyError
-from proxy.forward import (
-    ForwardOutcome,
-    Receive,
-    Scope,
-    Send,
-    UpstreamCredentials,
-    forward_call,
-    pipe,
-    read_body,
-)
+from proxy.forward import Send, forward_call, pipe
 from proxy.problems import openai_error, send_response
-from proxy.upstream import AiohttpUpstream, Upstream, UpstreamTarget, UpstreamTimeouts
+from proxy.request_body import Receive, Scope, read_body
+from proxy.upstream import AiohttpUpstream, Upstream, UpstreamCredentials, UpstreamTarget, UpstreamTimeouts
 from tests.proxy.live_server import RawClient, RawResponse, fetch, serve
 from tests.proxy.scripted_upstream import (
     DONE,

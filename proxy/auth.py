@@ -1,0 +1,103 @@
+"""Who may call, as which tenant, and what the engine gets to see of the key."""
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from proxy.errors import Forbidden, Unauthenticated
+from proxy.upstream import Headers, UpstreamCredentials
+
+DEFAULT_TENANT = "default"
+_HASHED_PREFIX = "sha256:"
+
+
+class KeyScope(StrEnum):
+    """What a key reaches: inference and operations, or the operator's side as well."""
+
+    CALL = "call"
+    ADMIN = "admin"
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A configured key. `key` is the key itself or `sha256:<64 hex digits>` of it; ADMIN includes CALL."""
+
+    key: str
+    tenant: str = DEFAULT_TENANT
+    scopes: frozenset[KeyScope] = frozenset({KeyScope.CALL})
+
+    def sha256(self) -> bytes:
+        """The key's digest. Raises `ValueError` for an empty key or a malformed digest."""
+        if self.key.startswith(_HASHED_PREFIX):
+            digest = bytes.fromhex(self.key.removeprefix(_HASHED_PREFIX))
+            if len(digest) != hashlib.sha256().digest_size:
+                raise ValueError("a hashed key is sha256: and 64 hex digits")
+            return digest
+        if not self.key:
+            raise ValueError("a key is not empty")
+        return hashlib.sha256(self.key.encode()).digest()
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who is calling."""
+
+    tenant: str
+    scopes: frozenset[KeyScope]
+
+    def require(self, scope: KeyScope) -> None:
+        """Raises `Forbidden` unless the caller has this scope."""
+        if scope not in self.scopes and KeyScope.ADMIN not in self.scopes:
+            raise Forbidden(f"this key has no {scope.value} scope")
+
+
+class Authenticator:
+    """The configured keys. Without any, everybody is the default tenant with every scope: for loopback only.
+
+    `upstream_key` is the engine's own key. With keys of ours and no key of the engine's, the engine gets
+    none: a caller's key is a secret between it and us.
+    """
+
+    def __init__(self, keys: Sequence[ApiKey] = (), upstream_key: str = "") -> None:
+        self._callers: Mapping[bytes, Caller] = {k.sha256(): Caller(k.tenant, k.scopes) for k in keys}
+        self._upstream_key = upstream_key
+
+    @property
+    def open(self) -> bool:
+        """Whether no key is needed."""
+        return not self._callers
+
+    def authenticate(self, headers: Headers) -> Caller:
+        """The caller by its `Authorization: Bearer` (or `x-api-key`). Raises `Unauthenticated`.
+
+        Every configured key is compared, in constant time each, so that the time tells nothing.
+        """
+        if self.open:
+            return Caller(DEFAULT_TENANT, frozenset(KeyScope))
+        presented = _presented_key(headers)
+        if not presented:
+            raise Unauthenticated("an API key is required")
+        digest = hashlib.sha256(presented).digest()
+        found: Caller | None = None
+        for known, caller in self._callers.items():
+            if hmac.compare_digest(known, digest):
+                found = caller
+        if found is None:
+            raise Unauthenticated("this API key is not known")
+        return found
+
+    def upstream_credentials(self) -> UpstreamCredentials:
+        """What to forward in place of the caller's key."""
+        if self._upstream_key:
+            return UpstreamCredentials(keep=False, authorization=b"Bearer " + self._upstream_key.encode())
+        return UpstreamCredentials(keep=self.open)
+
+
+def _presented_key(headers: Headers) -> bytes:
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.strip().partition(b" ")
+            if scheme.lower() == b"bearer":
+                return key.strip()
+    return next((value.strip() for name, value in headers if name == b"x-api-key"), b"")

@@ -1,0 +1,46 @@
+"""Agents that talk to an engine, as a test tool: message lists grow by answers, and each answer is
+recorded."""
+
+import json
+from itertools import count
+from typing import Any
+
+from proxy.chat_request import ChatCall, MessageHasher, parse_chat_call
+
+HASHER = MessageHasher(b"test key")
+Message = dict[str, Any]
+
+
+def system(text: str = "be good") -> Message:
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str | None = None, *call_ids: str) -> Message:
+    message: Message = {"role": "assistant", "content": text}
+    if call_ids:
+        message["tool_calls"] = [
+            {"id": known, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            for known in call_ids
+        ]
+    return message
+
+
+def tool(call_id: str, text: str = "done") -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def chat(messages: list[Message], **fields: Any) -> ChatCall:
+    body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
+    return parse_chat_call(body, HASHER)
+
+
+_numbers = count(1)
+
+
+def fresh(prefix: str) -> str:
+    """A name that no other call of this function returned."""
+    return f"{prefix}-{next(_numbers)}"
