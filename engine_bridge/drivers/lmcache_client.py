@@ -6,6 +6,7 @@ fields it does not know. Checked against LMCache 0.5.6 and vLLM 0.32.0.
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -160,7 +161,8 @@ class LmcacheClient:
         pins: dict[ObjectKey, int] = {}
         offset = 0
         while True:
-            query = f"model_name={model_name}&cache_salt={salt}&offset={offset}&limit={PAGE}"
+            page = {"model_name": model_name, "cache_salt": salt, "offset": offset, "limit": PAGE}
+            query = urlencode(page)
             reply = await self.call(
                 "GET", f"{self._coordinator}/cache/pins?{query}", _Pins, absent=_Pins(0, [])
             )

@@ -1,0 +1,30 @@
+"""The real stack, started once a session: vLLM on the CPU, an LMCache server, a coordinator."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine_bridge.stack.engine_stack import EngineStack
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def engine_stack() -> Iterator[EngineStack]:
+    """A running stack with chunks of 64 tokens that stores generated tokens too.
+
+    Without an engine environment the tests fail rather than pass unseen; `make e2e` builds it first. The
+    stack is shared: a test that restarts a server leaves it running, and nobody may expect an empty cache.
+    """
+    stack = EngineStack()
+    asyncio.run(stack.start())
+    yield stack
+    asyncio.run(stack.stop())

@@ -1,0 +1,89 @@
+"""When a chunk counts as gone, what covers an L1 copy, and who can reach a copy."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_bridge.drivers.lmcache_client import Found, Instance, Placement
+from engine_bridge.drivers.lmcache_keys import ObjectKey
+from engine_bridge.drivers.lmcache_reclaim import (
+    LOOKS_NEEDED,
+    Progress,
+    by_chunk,
+    is_covered,
+    reachable_from,
+    tiers_of,
+)
+from lifecycle.vocabulary import DirectiveOutcome, Tier
+
+KEYS = [bytes([n]) * 32 for n in range(5)]
+STORES = st.sets(st.sampled_from(["l1", "l2"]))
+
+
+def found(key: bytes, *tiers: str, rank: int = 0, shared: bool = False) -> Found:
+    placements = tuple(Placement("a", tier, "fs", 1, shared=shared) for tier in tiers)
+    return Found(ObjectKey(key.hex(), "m", rank), placements)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=5, max_size=5), max_size=8))
+def test_gone_is_exactly_what_was_clean_twice_in_a_row(rounds: list[list[bool]]) -> None:
+    progress = Progress(KEYS)
+    for clean in rounds:
+        for key in progress.pending():
+            progress.look(key, clean[KEYS.index(key)])
+    expected = []
+    for index, key in enumerate(KEYS):
+        looks = [clean[index] for clean in rounds]
+        if any(all(looks[at : at + LOOKS_NEEDED]) for at in range(len(looks) - LOOKS_NEEDED + 1)):
+            expected.append(key)
+    assert progress.done() == expected
+    result = progress.result((Tier.L1,), "why", removed=True)
+    assert result.gone == b"".join(expected)
+    assert (result.applied, result.skipped) == (len(expected), len(KEYS) - len(expected))
+    assert (result.outcome is DirectiveOutcome.APPLIED) == (len(expected) == len(KEYS))
+
+
+def test_what_is_left_alone_does_not_fail_the_rest_and_is_told() -> None:
+    progress = Progress(KEYS[:3])
+    progress.leave_alone(KEYS[:1], "pinned")
+    progress.leave_alone(KEYS[1:2], "alive again")
+    for _ in range(LOOKS_NEEDED):
+        for key in progress.pending():
+            progress.look(key, clean=True)
+    result = progress.result((Tier.L1, Tier.L2), "", removed=True)
+    assert result.outcome is DirectiveOutcome.APPLIED
+    assert (result.applied, result.skipped, result.gone) == (1, 2, KEYS[2])
+    assert result.reason == "1 alive again; 1 pinned"
+
+
+def test_a_failure_says_how_much_and_why() -> None:
+    result = Progress(KEYS).result((Tier.L1,), "copies are in use", removed=True)
+    assert result.outcome is DirectiveOutcome.FAILED
+    assert result.reason == "5 of 5 not confirmed: copies are in use"
+
+
+@given(STORES, STORES)
+def test_any_copy_of_any_rank_counts_for_presence(first: set[str], second: set[str]) -> None:
+    chunks = by_chunk([found(KEYS[0], *first), found(KEYS[0], *second, rank=1)])
+    assert tiers_of(chunks[KEYS[0]]) == {Tier(tier) for tier in first | second}
+
+
+@given(STORES, STORES)
+def test_l1_may_go_only_if_every_rank_in_it_has_an_l2_copy(first: set[str], second: set[str]) -> None:
+    objects = [found(KEYS[0], *first), found(KEYS[0], *second, rank=1)]
+    assert is_covered(objects) == all("l2" in rank for rank in (first, second) if "l1" in rank)
+
+
+def test_a_copy_is_reached_at_its_server_or_anywhere_if_the_pool_is_shared() -> None:
+    here = {"b": Instance("b", "10.0.0.2", 8080)}
+    private, shared = found(KEYS[0], "l2").placements[0], found(KEYS[0], "l2", shared=True).placements[0]
+    assert reachable_from(private, here) is None
+    assert reachable_from(shared, here) == here["b"]
+    assert reachable_from(private, {"a": Instance("a", "fd00::1", 8080)} | here) == Instance(
+        "a", "fd00::1", 8080
+    )
+    assert reachable_from(shared, {}) is None
+
+
+def test_server_urls_bracket_ipv6() -> None:
+    assert Instance("a", "fd00::1", 8080).url == "http://[fd00::1]:8080"
+    assert Instance("a", "10.0.0.2", 8080).url == "http://10.0.0.2:8080"
