@@ -1,0 +1,1 @@
+"""Experiments: seeded, warm-up excluded."""

@@ -1,0 +1,87 @@
+"""What of a chat request decides its prompt."""
+
+from typing import Any
+
+import msgspec
+
+from engine_bridge.errors import RejectedByEngine, Unmappable
+
+_EFFORTS = frozenset(("none", "minimal", "low", "medium", "high", "xhigh", "max"))
+_FOREIGN = {
+    "chat_template": "the request brings its own chat template",
+    "truncate_prompt_tokens": "the request asks for a truncated prompt",
+    "prompt_embeds": "the request carries embeddings",
+}
+_FLAGS = {"echo": "echo is set", "add_special_tokens": "add_special_tokens is set"}
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of an OpenAI chat request that its prompt depends on, as the client sent them."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    documents: list[dict[str, str]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+    @classmethod
+    def from_body(cls, body: dict[str, Any]) -> "ChatPrompt":
+        """Read a parsed request body. Raises `Unmappable` for a request whose prompt has another source."""
+        for field, reason in _FOREIGN.items():
+            if body.get(field) is not None:
+                raise Unmappable(reason)
+        for field, reason in _FLAGS.items():
+            if body.get(field):
+                raise Unmappable(reason)
+        transfer = body.get("kv_transfer_params")
+        if isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None:
+            raise Unmappable("the request brings its own token ids")
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise RejectedByEngine("messages must be a list with at least one entry")
+        if not all(isinstance(message, dict) for message in messages):
+            raise RejectedByEngine("every message must be an object")
+        tools = body.get("tools")
+        if tools is not None and (not isinstance(tools, list) or not tools):
+            raise RejectedByEngine("tools must be a list with at least one entry, or absent")
+        effort = body.get("reasoning_effort")
+        if effort is not None and effort not in _EFFORTS:
+            raise RejectedByEngine(f"reasoning_effort {effort!r} is not a known level")
+        kwargs = body.get("chat_template_kwargs")
+        if kwargs is not None and not isinstance(kwargs, dict):
+            raise RejectedByEngine("chat_template_kwargs must be an object")
+        generate = _flag(body, "add_generation_prompt", True)
+        extend = _flag(body, "continue_final_message", False)
+        if generate and extend:
+            raise RejectedByEngine("continue_final_message excludes add_generation_prompt")
+        return cls(
+            messages=messages,
+            tools=tools,
+            tool_choice=body.get("tool_choice"),
+            documents=_documents(body.get("documents")),
+            add_generation_prompt=generate,
+            continue_final_message=extend,
+            chat_template_kwargs=kwargs,
+            reasoning_effort=effort,
+        )
+
+
+def _flag(body: dict[str, Any], field: str, default: bool) -> bool:
+    value = body.get(field, default)
+    if not isinstance(value, bool):
+        raise Unmappable(f"{field} is not a boolean")
+    return value
+
+
+def _documents(value: Any) -> list[dict[str, str]] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(
+        isinstance(document, dict) and all(isinstance(text, str) for text in document.values())
+        for document in value
+    ):
+        raise RejectedByEngine("documents must be a list of objects with string values")
+    return value
