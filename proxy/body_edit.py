@@ -4,7 +4,9 @@ A body is parsed and written again by nobody here: key order, number formats, du
 surrogates and whitespace are the client's own and reach the engine unchanged.
 """
 
+import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -28,9 +30,13 @@ CLIENT_TRANSFER_KEYS: Mapping[str, Callable[[bytes], bool]] = {
 }
 """The keys of `kv_transfer_params` that a client may send, each with the check of its raw value."""
 
-_CUT_MARKS = (b"\\u00", LIFECYCLE_BODY_FIELD.encode(), KV_TRANSFER_PARAMS.encode())
-"""A body without any of these has nothing to cut: an escaped spelling of a name needs `\\u00`."""
+_ESCAPED_LETTER = re.compile(rb"\\u00[567]")
+"""Names are letters and underscores: an escaped spelling of one contains this."""
 
+OFF_LOOP_BYTES = 64 * 1024
+"""Bodies larger than this are edited in a worker thread."""
+
+_WHITESPACE = b" \t\r\n"
 _CHOICE_ID_FIELDS = frozenset({"token_ids", "prompt_token_ids"})
 _UTF8_BOM = b"\xef\xbb\xbf"
 
@@ -77,9 +83,13 @@ def edit_request(body: bytes, edit: RequestEdit | None = None) -> EditedBody:
     if not SETTABLE.issuperset(edit.fields):
         raise ValueError(f"not settable: {sorted(set(edit.fields) - SETTABLE)}")
     document = _as_utf8(body)
-    sets_nothing = not edit.fields and not edit.transfer_params
-    if document is None or (sets_nothing and not any(mark in document for mark in _CUT_MARKS)):
+    if document is None:
         return EditedBody(body=body)
+    if not _may_need_cut(document):
+        if not edit.fields and not edit.transfer_params:
+            return EditedBody(body=body)
+        if not any(name.encode() in document for name in edit.fields):
+            return EditedBody(body=_appended(document, edit) or body)
     start = len(_UTF8_BOM) if document.startswith(_UTF8_BOM) else 0
     try:
         root = scan_object(document, start)
@@ -91,6 +101,13 @@ def edit_request(body: bytes, edit: RequestEdit | None = None) -> EditedBody:
     return EditedBody(
         body=splice(document, plan.splices), lifecycle=plan.lifecycle, dropped=tuple(plan.dropped)
     )
+
+
+async def edit_request_body(body: bytes, edit: RequestEdit | None = None) -> EditedBody:
+    """`edit_request`, off the event loop for large bodies."""
+    if len(body) > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(edit_request, body, edit)
+    return edit_request(body, edit)
 
 
 def cut_engine_ids(body: bytes) -> EngineIds:
@@ -133,6 +150,29 @@ def splice(document: bytes, splices: Sequence[Splice]) -> bytes:
         position = end
     pieces.append(document[position:])
     return b"".join(pieces)
+
+
+def _may_need_cut(document: bytes) -> bool:
+    return (
+        LIFECYCLE_BODY_FIELD.encode() in document
+        or KV_TRANSFER_PARAMS.encode() in document
+        or _ESCAPED_LETTER.search(document) is not None
+    )
+
+
+def _appended(document: bytes, edit: RequestEdit) -> bytes | None:
+    """The document with new members at its end, without a scan: it carries none of their names so far."""
+    additions = [(name, _encode(value)) for name, value in edit.fields.items()]
+    if edit.transfer_params:
+        additions.append((KV_TRANSFER_PARAMS, _encode(dict(edit.transfer_params))))
+    members = document.rstrip(_WHITESPACE)
+    opening = document.removeprefix(_UTF8_BOM).lstrip(_WHITESPACE)
+    if not opening.startswith(b"{") or not members.endswith(b"}"):
+        return None
+    end = len(members[:-1].rstrip(_WHITESPACE))
+    text = b",".join(_encode(name) + b":" + value for name, value in additions)
+    separator = b"" if document[end - 1 : end] == b"{" else b","
+    return document[:end] + separator + text + document[end:]
 
 
 class _RequestPlan:

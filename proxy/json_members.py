@@ -12,7 +12,13 @@ import msgspec
 _WHITESPACE = re.compile(rb"[ \t\r\n]*+")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SCALAR = re.compile(rb'[^ \t\r\n,:"{}\[\]]++')
-_BRACKET = re.compile(rb'[^"\[\]{}]*+(?:"(?:[^"\\]++|\\.)*+"[^"\[\]{}]*+)*+([\[\]{}])', re.DOTALL)
+_ATOM = rb'[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"'
+_FLAT = rb"[\[{](?:" + _ATOM + rb")*+[\]}]"
+_BRACKET = re.compile(rb"(?:" + _ATOM + rb"|" + _FLAT + rb")*+([\[\]{}])", re.DOTALL)
+"""Up to the next bracket that is not part of a container without containers."""
+
+MAX_DEPTH = 100_000
+"""Deeper documents count as not scannable: no parser an engine uses goes nearly as deep."""
 
 _QUOTE, _COMMA, _COLON = b'",:'
 _OPEN_OBJECT, _CLOSE_OBJECT, _OPEN_ARRAY, _CLOSE_ARRAY = b"{}[]"
@@ -46,7 +52,8 @@ def scan_object(document: bytes, start: int = 0) -> ObjectSpan:
     """Find the object that begins at `start`, after whitespace. Bytes behind its closing brace are not
     looked at.
 
-    Raises `NotScannable` when there is no object or it does not end. Linear in its size, no recursion.
+    Raises `NotScannable` when there is no object, or it does not end, or is nested beyond `MAX_DEPTH`.
+    Linear in its size, no recursion.
     """
     position = _skip_whitespace(document, start)
     if _byte_at(document, position) != _OPEN_OBJECT:
@@ -125,7 +132,8 @@ def _value_end(document: bytes, position: int) -> int:
 
 
 def _container_end(document: bytes, position: int) -> int:
-    depth = 0
+    depth = 1
+    position += 1
     while True:
         match = _BRACKET.match(document, position)
         if match is None:
@@ -133,6 +141,8 @@ def _container_end(document: bytes, position: int) -> int:
         position = match.end()
         if document[position - 1] in (_OPEN_OBJECT, _OPEN_ARRAY):
             depth += 1
+            if depth > MAX_DEPTH:
+                raise NotScannable("nested too deeply")
         else:
             depth -= 1
             if depth == 0:

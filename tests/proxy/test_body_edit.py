@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.body_edit import RequestEdit, cut_engine_ids, edit_request
+from proxy.body_edit import OFF_LOOP_BYTES, RequestEdit, cut_engine_ids, edit_request, edit_request_body
 from proxy.json_members import NotScannable, scan_object
 
 SPECIAL = ("kv_lifecycle", "kv_transfer_params", "cache_salt", "session_id", "return_token_ids", "vllm_xargs")
@@ -174,8 +174,14 @@ def test_no_encoding_carries_a_forbidden_key_past(encoding: str) -> None:
 
 
 def test_depth_does_not_matter() -> None:
-    deep = b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b',"kv_lifecycle":0}'
+    deep = b'{"a":' + b"[" * 90_000 + b"]" * 90_000 + b',"kv_lifecycle":0}'
     assert edit_request(deep).body == deep.replace(b',"kv_lifecycle":0', b"")
+
+
+async def test_large_bodies_are_edited_alike() -> None:
+    body = b'{"kv_lifecycle":0,"a":"' + b"x" * OFF_LOOP_BYTES + b'"}'
+    assert await edit_request_body(body) == edit_request(body)
+    assert await edit_request_body(b"{}") == edit_request(b"{}")
 
 
 def test_only_named_fields_can_be_set() -> None:
