@@ -98,10 +98,13 @@ BOTH = pytest.mark.parametrize("handler", [piped, tracked])
 
 @asynccontextmanager
 async def path(
-    script: Script, handler: Handler = tracked, timeouts: UpstreamTimeouts | None = None
+    script: Script,
+    handler: Handler = tracked,
+    timeouts: UpstreamTimeouts | None = None,
+    max_connections: int = 0,
 ) -> AsyncIterator[Path]:
     async with ScriptedUpstream(script) as engine:
-        upstream = AiohttpUpstream(UpstreamTarget.parse(engine.url), timeouts)
+        upstream = AiohttpUpstream(UpstreamTarget.parse(engine.url), timeouts, max_connections)
         ledger = Ledger()
         outcomes: asyncio.Queue[ForwardOutcome] = asyncio.Queue()
 

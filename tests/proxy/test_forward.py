@@ -212,3 +212,39 @@ async def test_the_engine_sees_the_key_it_shall_see(
         exchange = p.engine.exchanges[0]
     assert exchange.header(b"authorization") == seen
     assert exchange.header(b"x-api-key") == ([b"mine"] if credentials.keep else [])
+
+
+@BOTH
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+async def test_an_answer_that_ends_with_its_connection(handler: Handler, version: bytes) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.write(version + b" 200 OK\r\nContent-Type: text/plain\r\n\r\nall there is")
+        exchange.cut()
+
+    async with path(script, handler) as p:
+        response = await fetch(p.port, b"POST", b"/x", JSON, b"{}")
+        assert (await p.outcome()).end is CallEnd.COMPLETED
+    assert (response.body, response.complete) == (b"all there is", True)
+
+
+@BOTH
+async def test_pipelined_requests_are_answered_in_order(handler: Handler) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.respond(200, await exchange.read_body())
+
+    async with path(script, handler) as p:
+        client = await RawClient.connect(p.port)
+        for number in range(3):
+            await client.request(b"POST", b"/x", JSON, b"%d" % number)
+        assert [(await client.response()).body for _ in range(3)] == [b"0", b"1", b"2"]
+        client.close()
+
+
+@BOTH
+async def test_large_headers_pass(handler: Handler) -> None:
+    large = b"v" * 20_000
+    async with path(answering(200, b"", [(b"X-Large", large)]), handler) as p:
+        response = await fetch(p.port, b"POST", b"/x", [(b"x-large", large)], b"{}")
+        assert p.engine.exchanges[0].header(b"x-large") == [large]
+    assert response.header(b"x-large") == [large]

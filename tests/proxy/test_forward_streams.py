@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from typing import Any
 
+import openai
 import pytest
 
 from lifecycle.vocabulary import CallEnd
@@ -161,3 +163,21 @@ async def test_a_broken_observer_harms_no_answer() -> None:
         response = await fetch(p.port, b"POST", CHAT, JSON, b"{}")
         assert (await p.outcome()).end is CallEnd.COMPLETED
     assert response.body == b"".join(chat_chunks(["a"]))
+
+
+@BOTH
+async def test_the_openai_client_works_unchanged(handler: Handler) -> None:
+    question = [{"role": "user", "content": "hi"}]
+    async with (
+        path(openai_like, handler) as p,
+        openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{p.port}/v1", api_key="k") as client,
+    ):
+        create: Any = client.chat.completions.create
+        whole = await create(model="m", messages=question)
+        stream = await create(model="m", messages=question, stream=True)
+        streamed = "".join([c.choices[0].delta.content or "" async for c in stream if c.choices])
+        with pytest.raises(openai.NotFoundError, match="Not Found"):
+            await client.files.list()
+        assert [model.id async for model in client.models.list()] == ["m"]
+    assert whole.choices[0].message.content == streamed == "Hello"
+    assert whole.usage.prompt_tokens_details.cached_tokens == 0
