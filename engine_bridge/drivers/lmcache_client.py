@@ -11,12 +11,14 @@ from urllib.parse import urlencode
 import httpx
 import msgspec
 
-from engine_bridge.drivers.lmcache_keys import MAX_KEYS_PER_REQUEST, ObjectKey, batched
+from engine_bridge.drivers.lmcache_keys import ObjectKey, batched
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.vocabulary import Tier
 
 REQUEST_SECONDS = 30.0
 PAGE = 10_000
+LOOKUP_OBJECTS = 2000
+"""A reply holds every chunk's token ids: more at once would keep the event loop busy for too long."""
 
 Reply = TypeVar("Reply")
 
@@ -46,11 +48,13 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What the directory knows of one object; no placements when it knows nothing."""
+    """What the directory knows of one object; no placements when it knows nothing.
+
+    The reply's token ids, by far its largest part, are skipped unread.
+    """
 
     key: ObjectKey
     placements: tuple[Placement, ...] = ()
-    token_ids: tuple[int, ...] = ()
 
 
 class DeleteReply(msgspec.Struct, frozen=True):
@@ -110,7 +114,7 @@ class LmcacheClient:
         The directory is fed by events: it lags by the flush interval of the servers.
         """
         found: list[Found] = []
-        for batch in batched(keys, MAX_KEYS_PER_REQUEST):
+        for batch in batched(keys, LOOKUP_OBJECTS):
             url = f"{self._coordinator}/directory/lookup"
             reply = await self.call("POST", url, _Lookup, {"keys": batch})
             if len(reply.results) != len(batch):

@@ -62,6 +62,7 @@ class LmcacheMp:
         self._ledger = PinLedger(self._client)
         self._pin_lock = asyncio.Lock()
         self._findings = Findings()
+        self._layouts: dict[str, Layout] = {}
         self._is_trusted = False
 
     @property
@@ -109,13 +110,15 @@ class LmcacheMp:
         """Which tiers hold each key, by the coordinator's directory.
 
         A tier counts if ANY copy of ANY object of the chunk (rank, group, server) lies there: that is what
-        reclaim must know. A hit needs all of them. Raises `CacheUnavailable`, also when the chunk's objects
-        cannot be named.
+        reclaim must know. A hit needs all of them. The directory lags by the servers' flush interval. Raises
+        `CacheUnavailable`, also when the chunk's objects cannot be named.
         """
+        name = self._key_model(namespace.model)
         try:
-            target = await self._target(namespace)
+            layout = self._layouts.get(name) or await self._layout(name)
         except CannotExpand as error:
             raise CacheUnavailable(str(error)) from error
+        target = Target(name, namespace.salt, layout)
         chunks = by_chunk(await self._client.lookup(target.objects(dict.fromkeys(keys))))
         return [Presence(key, tiers_of(chunks[key])) for key in keys]
 
@@ -224,11 +227,15 @@ class LmcacheMp:
         await self._client.close()
 
     async def _target(self, namespace: Namespace) -> Target:
-        name = self._key_models.get(namespace.model) or self._findings.key_models.get(namespace.model)
-        name = name or namespace.model
+        name = self._key_model(namespace.model)
         return Target(name, namespace.salt, await self._layout(name))
 
+    def _key_model(self, model: str) -> str:
+        """Name of a served model in cache keys."""
+        return self._key_models.get(model) or self._findings.key_models.get(model) or model
+
     async def _layout(self, model_name: str) -> Layout:
-        """Objects of a chunk now: engines come and go, so it is asked each time. Raises `CannotExpand`."""
+        """Objects of a chunk now: engines come and go, so a delete asks each time. Raises `CannotExpand`."""
         statuses = [await self._client.status(each) for each in await self._client.instances()]
-        return layout_from_status(statuses, model_name)
+        layout = self._layouts[model_name] = layout_from_status(statuses, model_name)
+        return layout
