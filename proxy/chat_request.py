@@ -16,6 +16,7 @@ import msgspec
 from lifecycle.core.ids import DIGEST_BYTES
 from lifecycle.core.observations import MessageFact
 from lifecycle.vocabulary import LIFECYCLE_BODY_FIELD
+from proxy.operations import MAX_LABEL_LENGTH, is_label
 
 OFF_LOOP_BYTES = 64 * 1024
 """Bodies larger than this are read in a worker thread."""
@@ -85,7 +86,7 @@ class MessageHasher:
     def shape(self, message: Mapping[str, Any]) -> MessageShape:
         """The shape of one message. Raises `NotAChatCall` if it has no role."""
         role = message.get("role")
-        if not isinstance(role, str):
+        if not isinstance(role, str) or not is_label(role, MAX_LABEL_LENGTH):
             raise NotAChatCall("a message has no role")
         canonical = _canonical_message(message)
         digest = self._message.copy()
@@ -133,9 +134,11 @@ def parse_chat_call(body: bytes, hasher: MessageHasher) -> ChatCall:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise NotAChatCall("the body has no list of messages")
     model, choices, options = document.get("model"), document.get("n"), document.get("stream_options")
+    if model is not None and not (isinstance(model, str) and is_label(model, MAX_LABEL_LENGTH)):
+        raise NotAChatCall("the model's name is no name")
     return ChatCall(
         document=document,
-        model=model if isinstance(model, str) else "",
+        model=model or "",
         messages=tuple(hasher.shape(message) for message in messages),
         head=hasher.head(document),
         stream=document.get("stream") is True,

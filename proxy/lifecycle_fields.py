@@ -3,6 +3,7 @@
 Nothing malformed ever fails a call: it is ignored, key by key, and reported in words.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -24,17 +25,19 @@ from lifecycle.vocabulary import (
 from proxy.operations import (
     DECLARABLE_WAITS,
     MAX_CONTEXT_LENGTH,
+    MAX_MESSAGES,
+    MAX_SEQ,
     OperationProblem,
     is_context_id,
+    is_label,
     parse_operation_list,
 )
 from proxy.upstream import Headers
 
 MAX_HEADER_BYTES = 4 * 1024
 MAX_BODY_OPS_BYTES = 32 * 1024
-MAX_LABEL_LENGTH = 128
+MAX_NAME_LENGTH = 128
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SPAN = re.compile(r"(\d{1,9}):(\d{1,9})")
 _SPAN_NAMES = frozenset({"system", "tools"})
 
@@ -119,7 +122,7 @@ def parse_span(text: str) -> SpanName:
     if text in _SPAN_NAMES:
         return text
     match = _SPAN.fullmatch(text)
-    if match is None or int(match[1]) >= int(match[2]):
+    if match is None or not int(match[1]) < int(match[2]) <= MAX_MESSAGES:
         raise ValueError('spans are "i:j" with i < j, "system" or "tools"')
     return int(match[1]), int(match[2])
 
@@ -180,8 +183,8 @@ def _bare(value: object) -> object:
 def _text(limit: int) -> Callable[[object], str]:
     def read(value: object) -> str:
         value = _bare(value)
-        if not isinstance(value, str) or not 0 < len(value) <= limit or _CONTROL.search(value):
-            raise ValueError(f"a string of 1 to {limit} characters without control characters")
+        if not isinstance(value, str) or not is_label(value, limit):
+            raise ValueError(f"a string of 1 to {limit} printable characters")
         return value
 
     return read
@@ -190,14 +193,14 @@ def _text(limit: int) -> Callable[[object], str]:
 def _context_id(value: object) -> str:
     value = _bare(value)
     if not isinstance(value, str) or not is_context_id(value):
-        raise ValueError(f"1 to {MAX_CONTEXT_LENGTH} characters, without control characters and '/'")
+        raise ValueError(f"1 to {MAX_CONTEXT_LENGTH} printable characters, without '/'")
     return value
 
 
 def _integer(value: object) -> int:
     value = _bare(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError("an integer from 0")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SEQ:
+        raise ValueError(f"an integer from 0 to {MAX_SEQ}")
     return value
 
 
@@ -266,7 +269,7 @@ def _release(pin: PinRequest) -> PinRequest:
 
 _READERS: Mapping[str, Callable[[object], Any]] = {
     "ctx": _context_id,
-    "call": _text(MAX_LABEL_LENGTH),
+    "call": _text(MAX_NAME_LENGTH),
     "parent": _context_id,
     "fork_at": _integer,
     "one_off": _flag,
@@ -278,7 +281,7 @@ _READERS: Mapping[str, Callable[[object], Any]] = {
     "waiting": _wait_kind,
     "tool": _text(MAX_CONTEXT_LENGTH),
     "eta": _seconds,
-    "source": _text(MAX_LABEL_LENGTH),
+    "source": _text(MAX_NAME_LENGTH),
     "seq": _integer,
     "ops": lambda value: value,
 }
@@ -291,7 +294,7 @@ def _operations(raw: object, ctx: str, errors: list[str]) -> tuple[Operation, ..
     if not isinstance(raw, list):
         errors.append(f"{where}: not a list")
         return ()
-    if len(msgspec.json.encode(raw)) > MAX_BODY_OPS_BYTES:
+    if len(json.dumps(raw)) > MAX_BODY_OPS_BYTES:
         errors.append(f"{where}: longer than {MAX_BODY_OPS_BYTES} bytes")
         return ()
     good: list[Operation] = []

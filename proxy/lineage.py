@@ -132,7 +132,7 @@ class LineageIndex:
         self._lists.add(record.scope, record.chain[-DIGEST_BYTES:], context_id)
         self._anchors.add(record.scope, record.anchor, context_id)
         for known in record.known_calls:
-            self._calls.add(record.scope, known.encode(), context_id)
+            self._calls.add(record.scope, _id_bytes(known), context_id)
         self._shrink()
 
     def observe_end(
@@ -146,12 +146,12 @@ class LineageIndex:
         for answer in answers:
             for known in answer.tool_call_ids:
                 record.known_calls[known] = None
-                self._calls.add(record.scope, known.encode(), context_id)
+                self._calls.add(record.scope, _id_bytes(known), context_id)
         for stale in list(
             islice(record.known_calls, max(0, len(record.known_calls) - self._max_known_calls))
         ):
             del record.known_calls[stale]
-            self._calls.remove(record.scope, stale.encode(), context_id)
+            self._calls.remove(record.scope, _id_bytes(stale), context_id)
         if call_id == record.call_id and answers:
             self._forget_echoes(record)
             record.answered = True
@@ -228,7 +228,7 @@ class LineageIndex:
             for record in self._of(scope, self._echoes.get(scope, echo)):
                 yield record, BY_ECHO
         for known in sorted(ids):
-            for record in self._of(scope, self._calls.get(scope, known.encode())):
+            for record in self._of(scope, self._calls.get(scope, _id_bytes(known))):
                 if known in record.answer_calls:
                     yield record, BY_CALL_IDS
                 elif not record.answered and not record.in_flight:
@@ -264,7 +264,7 @@ class LineageIndex:
         self._anchors.remove(record.scope, record.anchor, record.context_id)
         self._forget_echoes(record)
         for known in record.known_calls:
-            self._calls.remove(record.scope, known.encode(), record.context_id)
+            self._calls.remove(record.scope, _id_bytes(known), record.context_id)
 
     def _forget_echoes(self, record: _Record) -> None:
         for echo in record.echoes:
@@ -337,6 +337,10 @@ def _has_more_in_common(record: _Record, call: ChatCall, ids: frozenset[str]) ->
     run = record.digests
     known = {run[i : i + DIGEST_BYTES] for i in range(0, len(run), DIGEST_BYTES)}
     return any(m.fact.digest in known for m in call.messages if m.fact.role not in _HEAD_ROLES)
+
+
+def _id_bytes(call_id: str) -> bytes:
+    return call_id.encode("utf-8", "surrogatepass")
 
 
 def _is_random(call_id: str) -> bool:

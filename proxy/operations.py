@@ -7,19 +7,25 @@ from typing import Any
 
 import msgspec
 
-from lifecycle.core.observations import DeclareWaiting, Operation
+from lifecycle.core.observations import DeclareWaiting, Operation, ReplaceMessages
 from lifecycle.vocabulary import WaitKind
 from proxy.errors import BodyTooLarge, InvalidRequest
 
 MAX_OPS_BYTES = 1024 * 1024
 MAX_SOURCE_LENGTH = 128
 MAX_CONTEXT_LENGTH = 256
-MAX_SPAN_INDEX = 1 << 31
+MAX_LABEL_LENGTH = 256
+MAX_MESSAGES = 1 << 20
+"""Most messages an operation may speak of; far beyond any list that fits into a context."""
+MAX_SEQ = 10**15 - 1
+"""Largest integer of a structured header field."""
 
 DECLARABLE_WAITS = frozenset({WaitKind.TOOL, WaitKind.HUMAN, WaitKind.SUBAGENT})
 """What a client may say it waits for; the other kinds are our own conclusions."""
 
 _SPAN_NAMES = ("system", "tools")
+_YEAR_SECONDS = 366 * 24 * 3600
+_LIMITS = {"n": MAX_MESSAGES, "upto": MAX_MESSAGES, "eta": _YEAR_SECONDS, "ttl": _YEAR_SECONDS}
 
 
 class OperationProblem(msgspec.Struct, frozen=True):
@@ -51,8 +57,8 @@ def parse_operation_batch(body: bytes) -> OperationBatch:
     if not isinstance(document, dict):
         raise InvalidRequest("the body is no object")
     source, ops = document.get("source"), document.get("ops")
-    if not isinstance(source, str) or not 0 < len(source) <= MAX_SOURCE_LENGTH:
-        raise InvalidRequest(f"source is a string of 1 to {MAX_SOURCE_LENGTH} characters")
+    if not isinstance(source, str) or not is_label(source, MAX_SOURCE_LENGTH):
+        raise InvalidRequest(f"source is a string of 1 to {MAX_SOURCE_LENGTH} printable characters")
     if not isinstance(ops, list):
         raise InvalidRequest("ops is a list")
     return OperationBatch(source, tuple(parse_operation_list(ops)))
@@ -95,26 +101,38 @@ def _fold_ids(fields: dict[str, Any]) -> None:
 
 
 def _check(operation: Operation) -> None:
-    if operation.seq < 1:
-        raise ValueError("seq counts from 1")
+    if not 1 <= operation.seq <= MAX_SEQ:
+        raise ValueError(f"seq counts from 1 to {MAX_SEQ}")
     for name in ("ctx", "parent"):
         value = getattr(operation, name, None)
         if value is not None and not is_context_id(value):
             raise ValueError(f"{name} is no context id")
-    if isinstance(operation, DeclareWaiting) and operation.kind not in DECLARABLE_WAITS:
-        raise ValueError("kind is tool, human or subagent")
+    if isinstance(operation, DeclareWaiting):
+        if operation.kind not in DECLARABLE_WAITS:
+            raise ValueError("kind is tool, human or subagent")
+        if operation.tool is not None and not is_label(operation.tool, MAX_LABEL_LENGTH):
+            raise ValueError(f"tool is 1 to {MAX_LABEL_LENGTH} printable characters")
     span = getattr(operation, "span", None)
     if isinstance(span, str):
         if span not in _SPAN_NAMES:
             raise ValueError('span is [i, j], "system" or "tools"')
-    elif span is not None and not 0 <= span[0] < span[1] <= MAX_SPAN_INDEX:
-        raise ValueError("span is [i, j] with 0 <= i < j")
-    for name in ("n", "upto", "eta", "ttl"):
+    elif span is not None:
+        # An empty span says where: only putting messages in needs no messages to be there.
+        shortest = 0 if isinstance(operation, ReplaceMessages) else 1
+        if not (0 <= span[0] <= MAX_MESSAGES and span[0] + shortest <= span[1] <= MAX_MESSAGES):
+            raise ValueError("span is [i, j] with 0 <= i < j")
+    for name, limit in _LIMITS.items():
         value = getattr(operation, name, None)
-        if value is not None and not 0 <= value < float("inf"):
-            raise ValueError(f"{name} is not negative and not endless")
+        if value is not None and not 0 <= value <= limit:
+            raise ValueError(f"{name} is from 0 to {limit}")
 
 
 def is_context_id(text: str) -> bool:
-    """Whether a text may name a context: 1 to 256 characters, no control characters, no `/`."""
-    return 0 < len(text) <= MAX_CONTEXT_LENGTH and "/" not in text and all(c.isprintable() for c in text)
+    """Whether a text may name a context: 1 to 256 printable characters, no `/`."""
+    return is_label(text, MAX_CONTEXT_LENGTH) and "/" not in text
+
+
+def is_label(text: str, max_length: int) -> bool:
+    """Whether a text has 1 to `max_length` characters, all printable: no control characters, no
+    surrogates."""
+    return 0 < len(text) <= max_length and text.isprintable()

@@ -144,6 +144,22 @@ def test_operations_need_a_source_and_room() -> None:
     assert len(mixed.errors) == 1
 
 
+@pytest.mark.parametrize(
+    "op",
+    [
+        "\ud800",
+        {"op": "\ud800"},
+        {"op": "close", "seq": 1, "ctx": "\ud800"},
+        {"op": "waiting", "kind": "tool", "tool": "\ud800", "seq": 1},
+        {"op": "append", "seq": 10**30, "n": 1},
+        {"op": "append", "seq": 1, "n": 10**12},
+    ],
+)
+def test_what_no_log_could_hold_is_rejected(op: Any) -> None:
+    fields = read_lifecycle_fields([], {"ctx": "c", "source": "s", "agent": "\ud800", "ops": [op]})
+    assert (fields.ops, fields.agent, len(fields.errors)) == ((), "", 2)
+
+
 def test_errors_fit_into_a_header() -> None:
     value = read_lifecycle_fields([], {"é\r\n" * 2000: 1, "ctx": "é/"}).error_header()
     assert value
@@ -170,8 +186,17 @@ KEYS = (
     "ops",
 )
 
+names_of_ops = st.sampled_from(("op", "seq", "ctx", "n", "span", "tool", "kind"))
+declarations = st.fixed_dictionaries(
+    {
+        "source": st.just("s"),
+        "ops": st.lists(json_values | st.dictionaries(names_of_ops, json_values), max_size=3),
+    },
+    optional={key: json_values for key in KEYS if key != "ops"},
+)
 
-@given(st.binary(), json_values | st.dictionaries(st.sampled_from(KEYS), json_values))
+
+@given(st.binary(), json_values | declarations)
 def test_nothing_a_client_sends_fails_its_call(raw: bytes, body_object: Any) -> None:
     names = (b"x-kv-lifecycle", b"x-kv-session-id", b"x-kv-parent-session-id", b"x-kv-session-final")
     fields = read_lifecycle_fields([(name, raw) for name in names], body_object)

@@ -141,6 +141,13 @@ def test_a_random_call_id_is_enough() -> None:
     assert books.find(summary) == (Relation.EDITS, "a", 0)
 
 
+def test_odd_call_ids_do_no_harm() -> None:
+    books = Books()
+    books.call("a", BASE, assistant("Sure."))
+    odd = [*BASE, assistant(None, "\ud800"), tool("\ud800")]
+    assert books.find(odd)[:2] == (Relation.CONTINUES, "a")
+
+
 def test_a_shared_head_is_no_kinship() -> None:
     books = Books()
     books.call("a", BASE, assistant("Sure."))
