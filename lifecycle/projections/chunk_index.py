@@ -35,7 +35,9 @@ RETRY_NS = 30 * 10**9
 
 _NO_VERSIONS: dict[int, Version] = {}
 _UNDER_WAY = (DirectiveOutcome.PROPOSED, DirectiveOutcome.ACCEPTED)
-_PRESENT = ChunkFlag.VERIFIED | ChunkFlag.OURS | ChunkFlag.DEMOTED
+_VERIFIED = int(ChunkFlag.VERIFIED)
+_STORED = int(ChunkFlag.VERIFIED | ChunkFlag.OURS)
+_PRESENT = int(ChunkFlag.VERIFIED | ChunkFlag.OURS | ChunkFlag.DEMOTED)
 
 
 class ChunkDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +170,7 @@ class ChunkIndex:
             if stretch.run is not None:
                 run = runs.isolate(stretch)
                 runs.unrefer(run, self._now_ns)
-                if not run.refs:
+                if not run.refs and not run.verified:
                     self._watch(namespace, run.keys)
 
     def _add_dead(self, namespace: Namespace, keys: bytes) -> None:
@@ -192,18 +194,18 @@ class ChunkIndex:
         while self._unverified and self._now_ns - self._unverified[0][0] >= UNVERIFIED_NS:
             dead_ns, namespace, keys = self._unverified.popleft()
             runs = self._of(namespace).runs
-            for key in split_keys(keys):
-                found = runs.find(key)
-                if found is None:
+            for stretch in runs.stretches(keys):
+                run = stretch.run
+                if run is None or run.refs or run.dead_ns != dead_ns or run.verified:
                     continue
-                run, at = found
-                if not run.refs and run.dead_ns == dead_ns and not run.flags[at] & ChunkFlag.VERIFIED:
-                    for stretch in runs.stretches(key):
-                        runs.drop(runs.isolate(stretch))
+                run = runs.isolate(stretch)
+                chunks = zip(split_keys(run.keys), run.flags, strict=True)
+                for lost in runs.stretches(b"".join(k for k, f in chunks if not f & _VERIFIED)):
+                    runs.drop(runs.isolate(lost))
 
     def _confirmed(self, event: ChunksConfirmed) -> None:
         books = self._of(event.namespace)
-        flag = ChunkFlag.VERIFIED | ChunkFlag.OURS if event.stored else ChunkFlag.VERIFIED
+        flag = _STORED if event.stored else _VERIFIED
         for stretch in books.runs.stretches(event.keys):
             if stretch.run is None:
                 books.unknown_confirmed += stretch.num_chunks
@@ -381,4 +383,4 @@ class ChunkIndex:
 
     def _verified(self, namespace: Namespace, key: bytes) -> bool:
         found = self._find(namespace, key)
-        return found is not None and bool(found[0].flags[found[1]] & ChunkFlag.VERIFIED)
+        return found is not None and bool(found[0].flags[found[1]] & _VERIFIED)

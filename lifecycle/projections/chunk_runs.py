@@ -7,6 +7,7 @@ joined again, for joining would copy what is shared now.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from sys import byteorder
 
 import msgspec
@@ -15,8 +16,8 @@ from lifecycle.core.ids import KEY_BYTES
 from lifecycle.core.plan import DEMOTED, FRESH, ChunkFlag
 
 _WORDS_PER_KEY = KEY_BYTES // 8
-_SETTERS = {flag: bytes(value | flag for value in range(256)) for flag in range(16)}
-_CLEARERS = {flag: bytes(value & ~flag for value in range(256)) for flag in range(16)}
+_VERIFIED, _PENDING, _DEMOTED = map(int, (ChunkFlag.VERIFIED, ChunkFlag.PENDING, ChunkFlag.DEMOTED))
+_WITHOUT = {flag: bytes(value for value in range(256) if not value & flag) for flag in (_VERIFIED, _PENDING)}
 
 
 class Run(msgspec.Struct, eq=False, gc=False):
@@ -36,6 +37,11 @@ class Run(msgspec.Struct, eq=False, gc=False):
         """Length in chunks."""
         return len(self.flags)
 
+    @property
+    def verified(self) -> bool:
+        """Whether the cache showed every chunk."""
+        return _count(self.flags, _VERIFIED) == len(self.flags)
+
 
 class Stretch(msgspec.Struct, gc=False):
     """Part of given keys: chunks `[at, at + num_chunks)` of `run`, or `keys` that no run holds."""
@@ -44,6 +50,12 @@ class Stretch(msgspec.Struct, gc=False):
     at: int
     num_chunks: int
     keys: bytes
+
+
+@cache
+def _table(flag: int, clear: int) -> bytes:
+    """Translation of flag bytes that clears some flags and then sets some."""
+    return bytes(value & ~clear & 0xFF | flag for value in range(256))
 
 
 def _prefixes(keys: bytes) -> list[int]:
@@ -89,7 +101,13 @@ class RunBook:
         """Tile `keys` into the longest parts of one run, or of none. Cutting while iterating is safe."""
         start, end = 0, len(keys)
         while start < end:
-            found = self.find(keys[start : start + KEY_BYTES])
+            key = keys[start : start + KEY_BYTES]
+            whole = self._by_prefix.get(int.from_bytes(key[:8], byteorder) >> 4)
+            if whole is not None and keys.startswith(whole.keys, start):
+                yield Stretch(whole, 0, whole.num_chunks, b"")
+                start += len(whole.keys)
+                continue
+            found = self.find(key)
             if found is None:
                 stop = start + KEY_BYTES
                 while stop < end and self.find(keys[stop : stop + KEY_BYTES]) is None:
@@ -155,7 +173,8 @@ class RunBook:
         if run.refs == 1:
             run.dead_ns = 0
             self.num_dead -= run.num_chunks
-            self.set_flags(run, run.flags.translate(_CLEARERS[ChunkFlag.DEMOTED]))
+            self._set_flags(run, run.flags.translate(_table(0, _DEMOTED)))
+            self._file(run)
 
     def unrefer(self, run: Run, now_ns: int) -> None:
         """One reference less; with the last one the run is dead since `now_ns`."""
@@ -170,25 +189,26 @@ class RunBook:
         run, at, stop = stretch.run, stretch.at, stretch.at + stretch.num_chunks
         if run is None:
             return
-        part = run.flags[at:stop].translate(_CLEARERS[clear]).translate(_SETTERS[flag])
-        self.set_flags(run, run.flags[:at] + part + run.flags[stop:])
+        part = run.flags[at:stop].translate(_table(flag, clear))
+        if part != run.flags[at:stop]:
+            self._set_flags(run, run.flags[:at] + part + run.flags[stop:])
+            if not run.refs:
+                self._file(run)
 
-    def set_flags(self, run: Run, flags: bytes) -> None:
-        """Replace a run's flags; equal uniform ones are one object in memory."""
-        if flags != run.flags:
-            self._tally(run, -1)
-            run.flags = self._shared(flags)
-            self._tally(run, 1)
-        self._file(run)
+    def _set_flags(self, run: Run, flags: bytes) -> None:
+        self._tally(run, -1)
+        run.flags = self._shared(flags)
+        self._tally(run, 1)
 
     def _shared(self, flags: bytes) -> bytes:
+        """Equal uniform flags are one object in memory."""
         if flags.count(flags[0]) == len(flags):
             return self._uniform.setdefault(flags, flags)
         return flags
 
     def _tally(self, run: Run, sign: int) -> None:
-        self.num_verified += sign * _count(run.flags, ChunkFlag.VERIFIED)
-        self.num_pending += sign * _count(run.flags, ChunkFlag.PENDING)
+        self.num_verified += sign * _count(run.flags, _VERIFIED)
+        self.num_pending += sign * _count(run.flags, _PENDING)
 
     def _file(self, run: Run) -> None:
         """Put the run where a plan looks for it, or nowhere."""
@@ -210,8 +230,9 @@ class RunBook:
                 self._by_key[key] = tail
             else:
                 self._by_prefix[prefix] = tail
-        self._file(run)
-        self._file(tail)
+        if not run.refs:
+            self._file(run)
+            self._file(tail)
         return tail
 
 
@@ -238,7 +259,4 @@ def _common_chunks(one: bytes, other: bytes) -> int:
 
 
 def _count(flags: bytes, flag: int) -> int:
-    return len(flags) - flags.translate(_KEEPERS[flag]).count(0)
-
-
-_KEEPERS = {flag: bytes(value & flag for value in range(256)) for flag in (1, 2, 4, 8)}
+    return len(flags.translate(None, _WITHOUT[flag]))
