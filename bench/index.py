@@ -237,7 +237,7 @@ def long_context(index: ChunkIndex, rng: random.Random, system: bytes) -> None:
 def plan(index: ChunkIndex) -> None:
     """Print what a full directive costs: planned, recorded, settled."""
     began = time.perf_counter()
-    directive = plan_reclaim(index, NAMESPACE, 2 * 10**18, 0, "directive")
+    directive = plan_reclaim(index, NAMESPACE, 2 * 10**18, 0, "directive", lambda owner: True)
     planned = time.perf_counter()
     if directive is None:
         raise RuntimeError("compacted agents left nothing to reclaim")

@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from lifecycle.core.directives import Directive, DirectiveResult
-from lifecycle.core.events import Event
+from lifecycle.core.events import Event, RecordedEvent
 from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import Tier
 
@@ -21,15 +21,6 @@ class IdSource(Protocol):
     """Fresh, unguessable identifiers; `prefix` says of what."""
 
     def new(self, prefix: str) -> str: ...
-
-
-class RecordedEvent(msgspec.Struct, frozen=True):
-    """An event as the log holds it: `version` counts from 1 in the stream, `position` over the whole log."""
-
-    stream: str
-    version: int
-    position: int
-    event: Event
 
 
 class EventLog(Protocol):

@@ -370,3 +370,12 @@ NamespaceEvent: TypeAlias = (
 )
 
 Event: TypeAlias = ContextEvent | NamespaceEvent
+
+
+class RecordedEvent(msgspec.Struct, frozen=True):
+    """An event as the log holds it: `version` counts from 1 in the stream, `position` over the whole log."""
+
+    stream: str
+    version: int
+    position: int
+    event: Event

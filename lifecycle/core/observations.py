@@ -254,6 +254,12 @@ class CloseRequested(_Observation, frozen=True, kw_only=True):
     reason: str
 
 
+class PinsDropped(_Observation, frozen=True, kw_only=True):
+    """Somebody with authority ended every pin of the context."""
+
+    reason: str
+
+
 class Tick(_Observation, frozen=True, kw_only=True):
     """Time passed."""
 
@@ -267,5 +273,6 @@ Observation: TypeAlias = (
     | OperationReceived
     | VerificationResult
     | CloseRequested
+    | PinsDropped
     | Tick
 )

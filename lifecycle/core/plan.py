@@ -45,7 +45,7 @@ class DeadRun(Protocol):
 
     `keys` are concatenated chunk keys, `flags` one `ChunkFlag` byte for each; dead since `dead_ns`, left
     alone until `retry_ns` because the last directive about it came to nothing (nanoseconds since the
-    epoch).
+    epoch). `owner` is the uid of the context that let go last.
     """
 
     @property
@@ -56,6 +56,8 @@ class DeadRun(Protocol):
     def dead_ns(self) -> int: ...
     @property
     def retry_ns(self) -> int: ...
+    @property
+    def owner(self) -> str: ...
 
 
 class ReclaimView(Protocol):
@@ -65,8 +67,8 @@ class ReclaimView(Protocol):
         """Dead runs with a chunk of flags `FRESH` or, if `demoted`, `DEMOTED`; others may be among them."""
         ...
 
-    def unknown_flights(self, namespace: Namespace) -> int:
-        """Number of calls in flight whose chain is not known yet."""
+    def oldest_unknown_ns(self, namespace: Namespace) -> int | None:
+        """When the oldest call in flight arrived whose chain is not known yet; None if there is none."""
         ...
 
     def unmapped_contexts(self, namespace: Namespace) -> Sequence[str]:
@@ -79,19 +81,29 @@ class ReclaimView(Protocol):
 
 
 def plan_reclaim(
-    view: ReclaimView, namespace: Namespace, now_ns: int, as_of: int, new_id: str
+    view: ReclaimView,
+    namespace: Namespace,
+    now_ns: int,
+    as_of: int,
+    new_id: str,
+    wanted_owner: Callable[[str], bool],
 ) -> Reclaim | Demote | None:
     """What to free now: dead chunks, shown by the cache, stored by our calls, not already asked for.
 
-    Nothing while a call's chain is still unknown, for it could be any. Demote instead of Reclaim while
-    somebody we cannot see may use the same chunks. At most `MAX_KEYS` chunks, longest dead first. `as_of`
-    is the position of the last event that `view` has seen.
+    A call whose chain is still unknown could need any chunk that was alive when it arrived, so only what was
+    dead before the oldest such call counts. Demote instead of Reclaim while somebody we cannot see may use
+    the same chunks. At most `MAX_KEYS` chunks, longest dead first, of contexts that `wanted_owner` accepts.
+    `as_of` is the position of the last event that `view` has seen.
     """
-    if view.unknown_flights(namespace):
-        return None
+    unknown_ns = view.oldest_unknown_ns(namespace)
     doubt = _others_may_use(view, namespace, now_ns)
     wanted = {FRESH} if doubt else {FRESH, DEMOTED}
-    keys = _eligible(view.dead_runs(namespace, demoted=not doubt), wanted, now_ns)
+    settled = (
+        run
+        for run in view.dead_runs(namespace, demoted=not doubt)
+        if (unknown_ns is None or run.dead_ns < unknown_ns) and wanted_owner(run.owner)
+    )
+    keys = _eligible(settled, wanted, now_ns)
     if not keys:
         return None
     num_chunks = len(keys) // KEY_BYTES

@@ -99,7 +99,7 @@ class ChunkIndex:
         if after is not None:
             self._follow(before, after)
             if isinstance(event, GenerationMapped) and event.parent == ROOT:
-                self._add_dead(after.namespace, event.keys)
+                self._add_dead(after, event.keys)
             return
         match event:
             case ChunksConfirmed():
@@ -121,10 +121,10 @@ class ChunkIndex:
         if old is not after.versions:
             self._follow_versions(after.namespace, old, after)
         if before is None or before.flights is not after.flights:
-            unknown = sum(not flight.mapping_known for flight in after.flights)
+            unknown = [f.arrived_ns for f in after.flights if not f.mapping_known]
             books = self._of(after.namespace)
             if unknown:
-                books.unknown_flights[after.uid] = unknown
+                books.unknown_flights[after.uid] = min(unknown)
             else:
                 books.unknown_flights.pop(after.uid, None)
         if before is None or before.unmapped != after.unmapped or before.closed != after.closed:
@@ -152,37 +152,37 @@ class ChunkIndex:
             went.extend(was.keys for version_id, was in old.items() if version_id not in new)
         # First all that came, so that what only moved between versions never looks dead.
         for keys in came:
-            self._refer(namespace, keys)
+            self._refer(after, keys)
         for keys in went:
-            self._unrefer(namespace, keys)
+            self._unrefer(after, keys)
 
-    def _refer(self, namespace: Namespace, keys: bytes) -> None:
-        runs = self._of(namespace).runs
+    def _refer(self, context: ContextState, keys: bytes) -> None:
+        runs = self._of(context.namespace).runs
         for stretch in runs.stretches(keys):
             if stretch.run is None:
-                self._insert(namespace, stretch.keys, 1)
+                self._insert(context, stretch.keys, 1)
             else:
                 runs.refer(runs.isolate(stretch))
 
-    def _unrefer(self, namespace: Namespace, keys: bytes) -> None:
-        runs = self._of(namespace).runs
+    def _unrefer(self, context: ContextState, keys: bytes) -> None:
+        runs = self._of(context.namespace).runs
         for stretch in runs.stretches(keys):
             if stretch.run is not None:
                 run = runs.isolate(stretch)
-                runs.unrefer(run, self._now_ns)
+                runs.unrefer(run, self._now_ns, context.uid)
                 if not run.refs and not run.verified:
-                    self._watch(namespace, run.keys)
+                    self._watch(context.namespace, run.keys)
 
-    def _add_dead(self, namespace: Namespace, keys: bytes) -> None:
-        runs = self._of(namespace).runs
+    def _add_dead(self, context: ContextState, keys: bytes) -> None:
+        runs = self._of(context.namespace).runs
         for stretch in runs.stretches(keys):
             if stretch.run is None:
-                self._insert(namespace, stretch.keys, 0)
-                self._watch(namespace, stretch.keys)
+                self._insert(context, stretch.keys, 0)
+                self._watch(context.namespace, stretch.keys)
 
-    def _insert(self, namespace: Namespace, keys: bytes, refs: int) -> None:
-        books = self._of(namespace)
-        books.runs.insert(keys, refs, self._now_ns)
+    def _insert(self, context: ContextState, keys: bytes, refs: int) -> None:
+        books = self._of(context.namespace)
+        books.runs.insert(keys, refs, self._now_ns, context.uid)
         if books.asked:
             self._mark_pending(books, b"".join(k for k in split_keys(keys) if k in books.asked))
 
@@ -289,8 +289,13 @@ class ChunkIndex:
         return found is not None and not found[0].refs
 
     def still_dead(self, namespace: Namespace) -> Callable[[bytes], bool]:
-        """The question before a delete: dead, and no call in flight whose chain could hold it."""
-        return lambda key: not self.unknown_flights(namespace) and self.is_dead(namespace, key)
+        """The question before a delete: dead by now, whatever it was when the delete was decided."""
+        return lambda key: self.is_dead(namespace, key)
+
+    def open_directives(self) -> list[Reclaim | Demote]:
+        """Directives without an outcome, in order of their ids."""
+        found = {i: d for books in self._books.values() for i, d in books.directives.items()}
+        return [found[i] for i in sorted(found)]
 
     def unverified(self, namespace: Namespace, keys: bytes) -> list[bytes]:
         """Which of the keys the cache has not shown."""
@@ -346,10 +351,10 @@ class ChunkIndex:
         runs = books.runs
         return tuple({**runs.fresh, **runs.demoted} if demoted else runs.fresh)
 
-    def unknown_flights(self, namespace: Namespace) -> int:
-        """Calls in flight whose chain is not known yet, over all contexts."""
+    def oldest_unknown_ns(self, namespace: Namespace) -> int | None:
+        """When the oldest call in flight arrived whose chain is not known yet; None if there is none."""
         books = self._books.get(namespace)
-        return sum(books.unknown_flights.values()) if books else 0
+        return min(books.unknown_flights.values(), default=None) if books else None
 
     def unmapped_contexts(self, namespace: Namespace) -> Sequence[str]:
         """Open contexts whose chunks are not known, in order of uid."""

@@ -23,7 +23,8 @@ _WITHOUT = {flag: bytes(value for value in range(256) if not value & flag) for f
 class Run(msgspec.Struct, eq=False, gc=False):
     """Consecutive chunks of a chain, all with the same references. `flags` is one `ChunkFlag` byte a chunk.
 
-    Dead since `dead_ns` when `refs` is 0; not to be asked for again before `retry_ns`.
+    Dead since `dead_ns` when `refs` is 0, `owner` being the context that let go last; not to be asked for
+    again before `retry_ns`.
     """
 
     keys: bytes
@@ -31,6 +32,7 @@ class Run(msgspec.Struct, eq=False, gc=False):
     refs: int = 0
     dead_ns: int = 0
     retry_ns: int = 0
+    owner: str = ""
 
     @property
     def num_chunks(self) -> int:
@@ -141,10 +143,10 @@ class RunBook:
             self._cut(run, stretch.num_chunks)
         return run
 
-    def insert(self, keys: bytes, refs: int, now_ns: int) -> Run:
-        """A new run of keys that are in no run yet."""
+    def insert(self, keys: bytes, refs: int, now_ns: int, owner: str) -> Run:
+        """A new run of keys that are in no run yet, brought by the context `owner`."""
         flags = bytes(len(keys) // KEY_BYTES)
-        run = Run(keys, self._uniform.setdefault(flags, flags), refs, 0 if refs else now_ns)
+        run = Run(keys, self._uniform.setdefault(flags, flags), refs, 0 if refs else now_ns, owner=owner)
         self.num_runs += 1
         if not refs:
             self.num_dead += run.num_chunks
@@ -176,10 +178,11 @@ class RunBook:
             self._set_flags(run, run.flags.translate(_table(0, _DEMOTED)))
             self._file(run)
 
-    def unrefer(self, run: Run, now_ns: int) -> None:
-        """One reference less; with the last one the run is dead since `now_ns`."""
+    def unrefer(self, run: Run, now_ns: int, owner: str) -> None:
+        """One reference less, that of context `owner`; with the last one the run is dead since `now_ns`."""
         run.refs -= 1
         if not run.refs:
+            run.owner = owner
             run.dead_ns = now_ns
             self.num_dead += run.num_chunks
             self._file(run)
@@ -221,7 +224,7 @@ class RunBook:
     def _cut(self, run: Run, at: int) -> Run:
         """Cut a run in two before chunk `at`; it keeps the head, the tail is returned."""
         head, keys = run.keys[: at * KEY_BYTES], run.keys[at * KEY_BYTES :]
-        tail = Run(keys, self._shared(run.flags[at:]), run.refs, run.dead_ns, run.retry_ns)
+        tail = Run(keys, self._shared(run.flags[at:]), run.refs, run.dead_ns, run.retry_ns, run.owner)
         run.keys, run.flags = head, self._shared(run.flags[:at])
         self.num_runs += 1
         for position, prefix in enumerate(_prefixes(keys)):

@@ -2,9 +2,8 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from lifecycle.core.events import Event
+from lifecycle.core.events import Event, RecordedEvent
 from lifecycle.errors import LogUnavailable, VersionConflict
-from lifecycle.ports import RecordedEvent
 from lifecycle.store.codec import check_stream, decode, encode
 
 

@@ -18,9 +18,8 @@ from typing import Any, Self
 from sqlalchemy import Row, Select, func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from lifecycle.core.events import Event
+from lifecycle.core.events import Event, RecordedEvent
 from lifecycle.errors import CorruptLog, LogUnavailable, VersionConflict
-from lifecycle.ports import RecordedEvent
 from lifecycle.store.codec import check_stream, checksum, decode
 from lifecycle.store.database import blocking_engine, naming_failures, open_database
 from lifecycle.store.sql_writer import Batch, Outcome, SqlWriter

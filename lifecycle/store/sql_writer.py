@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Engine, insert
 
-from lifecycle.core.events import Event
+from lifecycle.core.events import Event, RecordedEvent
 from lifecycle.errors import VersionConflict
-from lifecycle.ports import RecordedEvent
 from lifecycle.store.codec import checksum, encode, tag_of
 from lifecycle.store.database import naming_failures
 from lifecycle.store.tables import events as table

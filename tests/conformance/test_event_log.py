@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lifecycle.core.events import CallArrived, Event, ListGrown
+from lifecycle.core.events import CallArrived, Event, ListGrown, RecordedEvent
 from lifecycle.core.observations import MessageFact
 from lifecycle.errors import InvalidObservation, LogUnavailable, VersionConflict
-from lifecycle.ports import EventLog, RecordedEvent
+from lifecycle.ports import EventLog
 from tests.conformance.event_log_adapters import ADAPTERS, Adapter
 from tests.lifecycle.core.event_examples import EVENT_TYPES, full
 

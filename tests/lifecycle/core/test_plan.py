@@ -1,5 +1,6 @@
 """The plan's rules, each on arbitrary books, and on contexts made by real events."""
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
@@ -41,6 +42,7 @@ class Run:
     flags: bytes
     dead_ns: int = 1
     retry_ns: int = 0
+    owner: str = "ours"
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Books:
     """A hand-written `ReclaimView`."""
 
     runs: list[Run] = field(default_factory=list)
-    flights: int = 0
+    unknown_ns: int | None = None
     unmapped: list[str] = field(default_factory=list)
     untracked_ns: int | None = None
 
@@ -56,8 +58,8 @@ class Books:
         assert namespace == NS
         return self.runs
 
-    def unknown_flights(self, namespace):
-        return self.flights
+    def oldest_unknown_ns(self, namespace):
+        return self.unknown_ns
 
     def unmapped_contexts(self, namespace):
         return self.unmapped
@@ -83,7 +85,7 @@ def dead_runs(draw):
 
 
 def reclaim(books: Books, now_ns: int = NOW):
-    return plan_reclaim(books, NS, now_ns, 7, "d1")
+    return plan_reclaim(books, NS, now_ns, 7, "d1", lambda owner: owner == "ours")
 
 
 @given(dead_runs())
@@ -105,9 +107,16 @@ def test_only_what_is_proven_ours_and_not_asked_for_is_reclaimed(runs):
     assert "7" in directive.reason
 
 
-@given(dead_runs(), st.integers(1, 3), st.lists(st.text(), max_size=2), st.one_of(st.none(), st.just(NOW)))
-def test_nothing_while_some_call_could_be_about_any_chunk(runs, flights, unmapped, untracked_ns):
-    assert reclaim(Books(runs, flights, unmapped, untracked_ns)) is None
+@given(dead_runs(), st.integers(1, 4))
+def test_a_call_of_unknown_chain_protects_what_was_alive_when_it_came(runs, unknown_ns):
+    before = [run for run in runs if run.dead_ns < unknown_ns]
+    assert reclaim(Books(runs, unknown_ns)) == reclaim(Books(before))
+
+
+@given(dead_runs(), dead_runs())
+def test_chunks_of_owners_that_are_not_wanted_are_left_alone(ours, theirs):
+    foreign = [dataclasses.replace(run, owner="theirs") for run in theirs]
+    assert reclaim(Books([*foreign, *ours])) == reclaim(Books(ours))
 
 
 @given(
@@ -116,7 +125,7 @@ def test_nothing_while_some_call_could_be_about_any_chunk(runs, flights, unmappe
     st.one_of(st.none(), st.sampled_from([-5, 0, UNTRACKED_RECENT_NS - 1, UNTRACKED_RECENT_NS])),
 )
 def test_demoted_instead_while_others_may_use_it(runs, unmapped, age_ns):
-    books = Books(runs, 0, unmapped, None if age_ns is None else NOW - age_ns)
+    books = Books(runs, None, unmapped, None if age_ns is None else NOW - age_ns)
     directive = reclaim(books)
     recent = age_ns is not None and age_ns < UNTRACKED_RECENT_NS
     if directive is None:

@@ -18,14 +18,14 @@ def chain(name: int, num_chunks: int, *, colliding: bool = False) -> bytes:
 def test_a_run_keeps_the_very_bytes_it_was_brought_as():
     book = RunBook()
     keys = chain(1, 40)
-    assert book.insert(keys, 1, 0).keys is keys
+    assert book.insert(keys, 1, 0, "c").keys is keys
 
 
 @given(st.integers(1, 12), st.data(), st.booleans())
 def test_cut_anywhere_every_key_is_found_in_its_place(num_chunks, data, colliding):
     book = RunBook()
     keys = chain(1, num_chunks, colliding=colliding)
-    book.insert(keys, 1, 0)
+    book.insert(keys, 1, 0, "c")
     start = data.draw(st.integers(0, num_chunks - 1))
     stop = data.draw(st.integers(start + 1, num_chunks))
     (stretch,) = book.stretches(keys[start * KEY_BYTES : stop * KEY_BYTES])
@@ -45,7 +45,7 @@ def test_cut_anywhere_every_key_is_found_in_its_place(num_chunks, data, collidin
 def test_stretches_tile_what_was_asked(parts, colliding):
     book = RunBook()
     known = chain(0, 3, colliding=colliding)
-    book.insert(known, 1, 0)
+    book.insert(known, 1, 0, "c")
     asked = b"".join(chain(name, length, colliding=colliding) for name, length in parts)
     tiled = b""
     for stretch in book.stretches(asked):
@@ -61,7 +61,7 @@ def test_a_key_is_not_found_across_the_border_of_two_others():
     """Half of one key and half of the next make 32 bytes that are no key."""
     book = RunBook()
     keys = chain(1, 2, colliding=True)
-    book.insert(keys[:KEY_BYTES] + bytes(8) + keys[KEY_BYTES + 8 :], 1, 0)
+    book.insert(keys[:KEY_BYTES] + bytes(8) + keys[KEY_BYTES + 8 :], 1, 0, "c")
     straddling = keys[16 : 16 + KEY_BYTES]
     assert book.find(bytes(8) + straddling[8:]) is None
     assert book.find(straddling) is None
@@ -70,7 +70,7 @@ def test_a_key_is_not_found_across_the_border_of_two_others():
 def test_marking_part_of_a_run_does_not_cut_it():
     book = RunBook()
     keys = chain(1, 5)
-    run = book.insert(keys, 1, 0)
+    run = book.insert(keys, 1, 0, "c")
     (middle,) = book.stretches(keys[KEY_BYTES : 3 * KEY_BYTES])
     book.mark(middle, ChunkFlag.VERIFIED)
     assert book.num_runs == 1

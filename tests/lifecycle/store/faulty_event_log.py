@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from lifecycle.core.events import Event
+from lifecycle.core.events import Event, RecordedEvent
 from lifecycle.errors import LogUnavailable
-from lifecycle.ports import EventLog, RecordedEvent
+from lifecycle.ports import EventLog
 
 
 class FaultyEventLog:

@@ -14,10 +14,9 @@ import msgspec
 import pytest
 from sqlalchemy import event
 
-from lifecycle.core.events import ChunksGone, Event, ListGrown
+from lifecycle.core.events import ChunksGone, Event, ListGrown, RecordedEvent
 from lifecycle.core.ids import Namespace
 from lifecycle.errors import CorruptLog, LifecycleError, LogUnavailable
-from lifecycle.ports import RecordedEvent
 from lifecycle.store.codec import checksum
 from lifecycle.store.database import blocking_engine, open_database
 from lifecycle.store.sql import SqlEventLog

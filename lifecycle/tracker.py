@@ -1,0 +1,189 @@
+"""The only writer: observation in, decided, appended, applied. Everything else reads.
+
+One context is decided by one task at a time; different contexts go on side by side. An append that loses
+against another writer is decided again on what that writer wrote. When the log cannot take events, the
+observations wait in memory in their order, and `degraded` says so: as long as it does, nothing is reclaimed.
+"""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from lifecycle.core.decide import decide, open_context
+from lifecycle.core.events import Event, NamespaceEvent, RecordedEvent, UntrackedForwarded
+from lifecycle.core.ids import ContextKey, Namespace, context_stream
+from lifecycle.core.leases import next_deadline_ns
+from lifecycle.core.observations import ContextOpened, Observation, Tick
+from lifecycle.core.state import ContextState
+from lifecycle.errors import LifecycleError, LogUnavailable, UnknownContext, VersionConflict
+from lifecycle.ports import Clock, EventLog
+from lifecycle.projections.contexts import Contexts
+
+log = structlog.get_logger(__name__)
+
+NUM_CONFLICTS_BORNE = 16
+"""Lost appends in a row after which a writer gives up: somebody else owns the stream."""
+
+UNTRACKED_INTERVAL_NS = 60 * 10**9
+
+MAX_WAITING = 10_000
+"""Observations that may wait in memory for the log to come back."""
+
+
+class Tracker:
+    """Owns the state. `listeners` are called, on the event loop, with every batch that became true."""
+
+    def __init__(self, event_log: EventLog, clock: Clock) -> None:
+        self.contexts = Contexts()
+        self.clock = clock
+        self.listeners: list[Callable[[Sequence[RecordedEvent]], None]] = []
+        self._log = event_log
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._apply_lock = asyncio.Lock()
+        self._waiting: deque[tuple[str, Observation]] = deque()
+        self._untracked: dict[Namespace, str] = {}
+        self._num_lost = 0
+
+    @property
+    def degraded(self) -> str:
+        """Why the books may lag behind what happened; empty when they do not."""
+        if self._num_lost:
+            return f"{self._num_lost} observations were lost while the event log was unavailable"
+        num_waiting = len(self._waiting) + len(self._untracked)
+        return f"{num_waiting} observations wait for the event log" if num_waiting else ""
+
+    async def start(self) -> None:
+        """Rebuild what is true from the log. Raises `CorruptLog`, `LogUnavailable`."""
+        await self.contexts.rebuild(self._log.read_all())
+
+    async def open(self, observation: ContextOpened, parent: ContextKey | None) -> ContextState:
+        """Begin a context, or answer the one that is there. Raises `LogUnavailable`."""
+        key = ContextKey(observation.tenant, observation.context_id)
+        async with self._locks[f"name {key}"]:
+            known = self.contexts.find(key, observation.namespace)
+            if known is not None:
+                return known
+            parent_state = self.contexts.find(parent, observation.namespace) if parent else None
+            events = open_context(observation, parent_state)
+            await self._append(context_stream(observation.uid), events)
+        return self.contexts.states[observation.uid]
+
+    async def observe(self, uid: str, observation: Observation) -> Sequence[RecordedEvent]:
+        """Decide and record. Empty when nothing follows, or when the log is away and the observation waits.
+
+        Raises `UnknownContext` and whatever `decide` raises for what cannot be true.
+        """
+        async with self._locks[uid]:
+            if self._waiting:
+                self._wait(uid, observation)
+                return ()
+            try:
+                return await self._decide_and_append(uid, observation)
+            except LogUnavailable as error:
+                log.warning("event log unavailable", error=str(error))
+                self._wait(uid, observation)
+                return ()
+
+    async def record(self, namespace: Namespace, events: Sequence[NamespaceEvent]) -> None:
+        """Record facts of a KV namespace. Raises `LogUnavailable`: then they are not true yet."""
+        async with self._locks[namespace.stream()]:
+            await self._append(namespace.stream(), events)
+
+    async def untracked(self, namespace: Namespace, reason: str) -> None:
+        """Inference goes to this namespace without being tracked; recorded at most once a minute."""
+        last = self.contexts.index.last_untracked_ns(namespace)
+        now = self.clock.now_ns()
+        if last is not None and now - last < UNTRACKED_INTERVAL_NS:
+            return
+        self._untracked[namespace] = reason
+        await self._record_untracked()
+
+    async def retry_waiting(self) -> None:
+        """Record what waited for the log, in order; what still fails goes on waiting."""
+        await self._record_untracked()
+        while self._waiting:
+            uid, observation = self._waiting[0]
+            async with self._locks[uid]:
+                try:
+                    await self._decide_and_append(uid, observation)
+                except LogUnavailable:
+                    return
+                except LifecycleError as error:
+                    log.error("observation dropped", uid=uid, error=str(error))
+                self._waiting.popleft()
+
+    async def tick(self) -> None:
+        """Let time pass for every context whose next deadline is over."""
+        now = self.clock.now_ns()
+        due = [
+            uid
+            for uid, state in self.contexts.states.items()
+            if (deadline := next_deadline_ns(state)) is not None and deadline <= now
+        ]
+        for uid in due:
+            await self.observe(uid, Tick(at_ns=now))
+
+    async def _record_untracked(self) -> None:
+        for namespace, reason in list(self._untracked.items()):
+            event = UntrackedForwarded(at_ns=self.clock.now_ns(), namespace=namespace, reason=reason)
+            try:
+                await self.record(namespace, [event])
+            except LogUnavailable as error:
+                log.warning("event log unavailable", error=str(error))
+                return
+            self._untracked.pop(namespace, None)
+
+    async def _decide_and_append(self, uid: str, observation: Observation) -> Sequence[RecordedEvent]:
+        stream = context_stream(uid)
+        for _ in range(NUM_CONFLICTS_BORNE):
+            state = self.contexts.states.get(uid)
+            if state is None:
+                raise UnknownContext(uid)
+            events = decide(state, observation)
+            if not events:
+                return ()
+            try:
+                return await self._append_once(stream, events)
+            except VersionConflict:
+                await self._catch_up()
+        raise LogUnavailable(f"stream {stream!r} is written by somebody else all the time")
+
+    async def _append(self, stream: str, events: Sequence[Event]) -> None:
+        for _ in range(NUM_CONFLICTS_BORNE):
+            try:
+                await self._append_once(stream, events)
+            except VersionConflict:
+                await self._catch_up()
+            else:
+                return
+        raise LogUnavailable(f"stream {stream!r} is written by somebody else all the time")
+
+    async def _append_once(self, stream: str, events: Sequence[Event]) -> Sequence[RecordedEvent]:
+        """Append, then apply in the order of positions: a later batch waits for the earlier one."""
+        recorded = await self._log.append(stream, events, self.contexts.version_of(stream))
+        if recorded and recorded[0].position == self.contexts.position + 1:
+            self._apply(recorded)
+        elif recorded and recorded[0].position > self.contexts.position:
+            await self._catch_up()
+        return recorded
+
+    async def _catch_up(self) -> None:
+        """Apply everything that landed since, ours and others'."""
+        async with self._apply_lock:
+            batch = [r async for r in self._log.read_all(self.contexts.position)]
+            self._apply([r for r in batch if r.position > self.contexts.position])
+
+    def _apply(self, batch: Sequence[RecordedEvent]) -> None:
+        for recorded in batch:
+            self.contexts.apply(recorded)
+        if batch:
+            for listener in self.listeners:
+                listener(batch)
+
+    def _wait(self, uid: str, observation: Observation) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            self._num_lost += 1
+        else:
+            self._waiting.append((uid, observation))

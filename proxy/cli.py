@@ -1,0 +1,181 @@
+"""`kvtether`: serve, look, and switch off."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import structlog
+import typer
+from rich.console import Console
+
+from lifecycle.vocabulary import Mode
+from proxy.app import serve_until_signalled
+from proxy.config import Config, InvalidConfig, json_schema, load_config
+from proxy.doctor import examine
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console()
+
+DEFAULT_FILE = Path("kvtether.yaml")
+DEFAULT_ADMIN = "http://127.0.0.1:8701"
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: kvtether.yaml if it is there.")]
+AdminUrl = Annotated[str, typer.Option("--admin", help="The proxy's admin listener.")]
+AdminKey = Annotated[
+    str, typer.Option("--admin-key", envvar="KVTETHER_ADMIN_KEY", help="API key with the admin scope.")
+]
+
+
+@app.command()
+def serve(
+    config: ConfigFile = None,
+    upstream: Annotated[str | None, typer.Option(help="The engine's base URL.")] = None,
+    model_path: Annotated[
+        str | None, typer.Option(help="Directory with tokenizer and chat template of the served model.")
+    ] = None,
+    coordinator: Annotated[str | None, typer.Option(help="LMCache coordinator's URL.")] = None,
+    events: Annotated[str | None, typer.Option(help="ZMQ endpoint of the engine's KV events.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the data listener.")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="Port of the admin listener.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="observe (default), enforce or bypass.")] = None,
+    holdout: Annotated[float | None, typer.Option(help="Share of contexts that stay in observe.")] = None,
+) -> None:
+    """Forward calls, follow their lifecycle, and in enforce free what is dead."""
+    overrides = {
+        "upstream.url": upstream,
+        "models": [{"path": model_path}] if model_path else None,
+        "cache.driver": "lmcache_mp" if coordinator else None,
+        "cache.coordinator_url": coordinator,
+        "cache.events_endpoint": events,
+        "data.port": port,
+        "admin.port": admin_port,
+        "mode": mode.value if mode else None,
+        "holdout": holdout,
+    }
+    configure_logging()
+    settings = _load(config, overrides)
+    try:
+        asyncio.run(serve_until_signalled(settings))
+    except InvalidConfig as error:
+        _fail(str(error))
+
+
+@app.command()
+def doctor(
+    config: ConfigFile = None,
+    upstream: Annotated[str | None, typer.Option(help="The engine's base URL.")] = None,
+    model_path: Annotated[str | None, typer.Option(help="Directory with tokenizer and template.")] = None,
+    coordinator: Annotated[str | None, typer.Option(help="LMCache coordinator's URL.")] = None,
+    events: Annotated[str | None, typer.Option(help="ZMQ endpoint of the engine's KV events.")] = None,
+) -> None:
+    """Say which level you have, what stands in the way, and how to mend it. Frees nothing."""
+    overrides = {
+        "upstream.url": upstream,
+        "models": [{"path": model_path}] if model_path else None,
+        "cache.driver": "lmcache_mp" if coordinator else None,
+        "cache.coordinator_url": coordinator,
+        "cache.events_endpoint": events,
+    }
+    findings = asyncio.run(examine(_load(config, overrides)))
+    for finding in findings:
+        mark = "[green]ok[/]  " if finding.ok else "[red]fix[/] "
+        console.print(f"{mark} {finding.subject}: {finding.text}", soft_wrap=True, highlight=False)
+    if not all(f.ok for f in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def bypass(
+    off: Annotated[bool, typer.Option("--off", help="Go back to the configured modes.")] = False,
+    admin: AdminUrl = DEFAULT_ADMIN,
+    admin_key: AdminKey = "",
+) -> None:
+    """Make the proxy a plain byte pipe, at once; `--off` ends it."""
+    answer = _ask("POST", f"{admin}/kv/v1/bypass", admin_key, params={"on": str(not off).lower()})
+    console.print("bypass is", "on" if answer["bypass_all"] else "off")
+
+
+@app.command(name="release-all")
+def release_all(admin: AdminUrl = DEFAULT_ADMIN, admin_key: AdminKey = "") -> None:
+    """Give back every pin, ours and those that the cache holds for us."""
+    answer = _ask("POST", f"{admin}/kv/v1/release-all", admin_key)
+    console.print(f"released {answer['pins']} pins, {answer['cache_holds']} holds in the cache")
+
+
+@app.command()
+def tail(
+    after: Annotated[int | None, typer.Option(help="Log position to begin behind; default: now.")] = None,
+    admin: AdminUrl = DEFAULT_ADMIN,
+    admin_key: AdminKey = "",
+) -> None:
+    """Print events as they become true, one JSON document a line."""
+    params = {} if after is None else {"after": after}
+    try:
+        with httpx.stream(
+            "GET", f"{admin}/kv/v1/events", params=params, headers=_headers(admin_key), timeout=None
+        ) as response:
+            response.raise_for_status()
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    console.print(line.removeprefix("data: "), soft_wrap=True, highlight=False, markup=False)
+    except httpx.HTTPError as error:
+        _fail(f"{admin}: {error}")
+    except KeyboardInterrupt:
+        pass
+
+
+@app.command(name="config-schema")
+def config_schema() -> None:
+    """Print the JSON schema of kvtether.yaml."""
+    console.print_json(data=json_schema())
+
+
+def configure_logging() -> None:
+    """Logs as one line of key=value to standard error."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(),
+    )
+
+
+def _load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
+    if path is None and DEFAULT_FILE.exists():
+        path = DEFAULT_FILE
+    try:
+        return load_config(path, overrides)
+    except InvalidConfig as error:
+        _fail(str(error))
+
+
+def _ask(method: str, url: str, key: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+    try:
+        response = httpx.request(method, url, params=params, headers=_headers(key), timeout=30)
+        response.raise_for_status()
+    except httpx.HTTPError as error:
+        _fail(f"{url}: {error}")
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def _fail(message: str) -> NoReturn:
+    console.print(f"[red]error[/] {message}", soft_wrap=True, highlight=False)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    """Entry point."""
+    app()

@@ -1,0 +1,237 @@
+"""Configuration: one frozen value, from `kvtether.yaml`, environment and flags, in rising order.
+
+Secrets never stand in the file: a field that ends in `_env` names the environment variable that holds one.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+
+from lifecycle.vocabulary import Mode
+from proxy.auth import ApiKey, KeyScope
+
+ENVIRONMENT_PREFIX = "KVTETHER_"
+"""`KVTETHER_UPSTREAM__URL` sets `upstream.url`: two underscores step into a section."""
+
+
+class InvalidConfig(Exception):
+    """The configuration cannot be used; the message names the field and the fix."""
+
+
+def _doc(text: str, **limits: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=text, **limits)
+
+
+class Listener(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to listen."""
+
+    host: Annotated[str, _doc("Address to bind.")] = "127.0.0.1"
+    port: Annotated[int, _doc("TCP port; 0 picks a free one.", ge=0, le=65535)] = 8700
+
+
+class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The engine behind us."""
+
+    url: Annotated[str, _doc("Base URL of the engine; with or without `/v1`.")] = "http://127.0.0.1:8000"
+    api_key_env: Annotated[
+        str, _doc("Environment variable with the engine's own key; empty forwards the client's.")
+    ] = ""
+    connect_seconds: Annotated[float, _doc("Time limit for a connection.", gt=0)] = 10.0
+    first_byte_seconds: Annotated[float, _doc("Time limit until the answer begins.", gt=0)] = 600.0
+    idle_seconds: Annotated[float, _doc("Time limit between two pieces of an answer.", gt=0)] = 300.0
+    max_body_bytes: Annotated[int, _doc("Largest request body; larger ones answer 413.", gt=0)] = 512 << 20
+
+
+class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model whose messages are mapped to tokens."""
+
+    name: Annotated[str, _doc("Name that clients send as `model`.")]
+    path: Annotated[str, _doc("Directory with the tokenizer and chat template of the engine's revision.")]
+    chat_template_kwargs: Annotated[
+        dict[str, Any], _doc("The engine's `--default-chat-template-kwargs`, if it has any.")
+    ] = {}
+
+
+class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The KV cache behind the engine."""
+
+    driver: Annotated[
+        Literal["lmcache_mp", "none"],
+        _doc("`lmcache_mp`: LMCache servers with a coordinator. `none`: level 0."),
+    ] = "none"
+    coordinator_url: Annotated[str, _doc("LMCache coordinator.")] = "http://127.0.0.1:9300"
+    events_endpoint: Annotated[
+        str, _doc("ZMQ endpoint of the engine's KV events. Without it nothing counts as stored by us.")
+    ] = ""
+    chunk_size: Annotated[int, _doc("LMCache's `--chunk-size`; 0 asks the cache.", ge=0)] = 0
+    l2_pins: Annotated[
+        bool, _doc("Hold pins in L2 by the coordinator. They outlive us: `kvtether release-all` gives back.")
+    ] = False
+    pin_budget_bytes: Annotated[int, _doc("Bytes that one tenant's pins may hold.", ge=0)] = 4 << 30
+
+
+class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key and what it may do. Give the key's environment variable or its SHA-256 in hex."""
+
+    tenant: Annotated[str, _doc("Whose calls these are.")]
+    key_env: Annotated[str, _doc("Environment variable with the key.")] = ""
+    key_sha256: Annotated[str, _doc("SHA-256 of the key, hex.")] = ""
+    admin: Annotated[bool, _doc("May use the admin API and the engine's admin paths.")] = False
+
+
+class TenantConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tenant's own settings."""
+
+    name: Annotated[str, _doc("The tenant.")]
+    isolation: Annotated[
+        Literal["shared", "salt"], _doc("`salt`: a cache salt of its own; `shared`: the common cache.")
+    ] = "shared"
+
+
+class ModeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mode for one model, tenant, or both. The most specific rule wins."""
+
+    mode: Annotated[Mode, _doc("`bypass`, `observe` or `enforce`.")]
+    model: Annotated[str, _doc("Empty: every model.")] = ""
+    tenant: Annotated[str, _doc("Empty: every tenant.")] = ""
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that can be set."""
+
+    data: Annotated[Listener, _doc("The engine's surface, `/kv/v1/ops` and hooks.")] = Listener()
+    admin: Annotated[Listener, _doc("Health, metrics and the admin API.")] = Listener(port=8701)
+    upstream: UpstreamConfig = UpstreamConfig()
+    models: tuple[ModelConfig, ...] = ()
+    cache: CacheConfig = CacheConfig()
+    mode: Annotated[Mode, _doc("Mode where no rule says otherwise.")] = Mode.OBSERVE
+    modes: Annotated[tuple[ModeRule, ...], _doc("Rules for single models and tenants.")] = ()
+    holdout: Annotated[
+        float, _doc("Share of contexts that stay in observe for an honest comparison.", ge=0, le=1)
+    ] = 0.0
+    api_keys: Annotated[
+        tuple[KeyConfig, ...], _doc("Without any, only loopback addresses are served, as tenant `default`.")
+    ] = ()
+    tenants: tuple[TenantConfig, ...] = ()
+    log_url: Annotated[str, _doc("The event log, an SQLAlchemy URL, or `memory:`.")] = "sqlite:///kvtether.db"
+    plan_wait_seconds: Annotated[
+        float, _doc("Longest time that a call waits for its plan in enforce.", ge=0, le=1)
+    ] = 0.005
+    mapping_workers: Annotated[int, _doc("Processes for full renders.", ge=0, le=64)] = 1
+
+
+def load_config(
+    path: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """Read and check. `overrides` are dotted names to values. Raises `InvalidConfig`."""
+    raw: dict[str, Any] = {}
+    if path is not None:
+        try:
+            loaded = yaml.safe_load(path.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise InvalidConfig(f"{path}: {error}") from error
+        if loaded is not None and not isinstance(loaded, dict):
+            raise InvalidConfig(f"{path}: a mapping is expected at the top")
+        raw = loaded or {}
+    for name, value in (os.environ if environment is None else environment).items():
+        if name.startswith(ENVIRONMENT_PREFIX):
+            _set(raw, name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"), yaml.safe_load(value))
+    for dotted, value in (overrides or {}).items():
+        if value is not None:
+            _set(raw, dotted.split("."), value)
+    try:
+        config = msgspec.convert(raw, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(str(error)) from error
+    _check(config)
+    return config
+
+
+def api_key(key: KeyConfig, environment: Mapping[str, str]) -> ApiKey:
+    """The key as the authenticator takes it. Raises `InvalidConfig`."""
+    secret = f"sha256:{key.key_sha256}" if key.key_sha256 else environment.get(key.key_env, "")
+    scopes = frozenset(KeyScope) if key.admin else frozenset({KeyScope.CALL})
+    known = ApiKey(key=secret, tenant=key.tenant, scopes=scopes)
+    try:
+        known.sha256()
+    except ValueError as error:
+        raise InvalidConfig(f"api_keys: tenant {key.tenant!r}: {error}") from error
+    return known
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of `kvtether.yaml`."""
+    return msgspec.json.schema(Config)
+
+
+def markdown_table() -> str:
+    """Every setting with type, default and meaning, for the documentation."""
+    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    rows += _rows(Config, "")
+    return "\n".join(rows) + "\n"
+
+
+def _rows(struct: type[msgspec.Struct], prefix: str) -> list[str]:
+    rows = []
+    for field in msgspec.structs.fields(struct):
+        inner, text = _unwrap(field.type)
+        name = f"{prefix}{field.encode_name}"
+        item = _item_struct(inner)
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            rows += _rows_with_defaults(inner, name, field.default)
+        elif item is not None:
+            rows += _rows(item, f"{name}[].")
+        else:
+            default = field.default if field.default is not msgspec.NODEFAULT else "required"
+            default = default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            rows.append(f"| `{name}` | `{_plain(default)}` | {text} |")
+    return rows
+
+
+def _rows_with_defaults(struct: type[msgspec.Struct], name: str, default: Any) -> list[str]:
+    rows = []
+    for field in msgspec.structs.fields(struct):
+        _, text = _unwrap(field.type)
+        value = getattr(default, field.name)
+        rows.append(f"| `{name}.{field.encode_name}` | `{_plain(value)}` | {text} |")
+    return rows
+
+
+def _unwrap(kind: Any) -> tuple[Any, str]:
+    metadata = getattr(kind, "__metadata__", ())
+    text = next((m.description for m in metadata if isinstance(m, msgspec.Meta) and m.description), "")
+    return getattr(kind, "__origin__", kind) if metadata else kind, text
+
+
+def _item_struct(kind: Any) -> type[msgspec.Struct] | None:
+    item = next(iter(getattr(kind, "__args__", ())), None)
+    return item if isinstance(item, type) and issubclass(item, msgspec.Struct) else None
+
+
+def _plain(value: Any) -> str:
+    if value in ((), {}, ""):
+        return "empty"
+    return str(value)
+
+
+def _set(raw: dict[str, Any], names: list[str], value: Any) -> None:
+    for name in names[:-1]:
+        raw = raw.setdefault(name, {})
+        if not isinstance(raw, dict):
+            raise InvalidConfig(f"{'.'.join(names)}: {name} is not a section")
+    raw[names[-1]] = value
+
+
+def _check(config: Config) -> None:
+    names = [m.name for m in config.models]
+    if len(set(names)) != len(names):
+        raise InvalidConfig("models: a name stands there twice")
+    for key in config.api_keys:
+        if bool(key.key_env) == bool(key.key_sha256):
+            raise InvalidConfig(f"api_keys: tenant {key.tenant!r} needs either key_env or key_sha256")

@@ -1,0 +1,202 @@
+"""The data listener: the engine's whole surface, with the lifecycle of chat calls beside it."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from lifecycle.core.ids import Namespace
+from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
+from proxy.auth import Authenticator, Caller, KeyScope
+from proxy.body_edit import RequestEdit, edit_request_body
+from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, read_chat_call
+from proxy.errors import ClientGone, InvalidRequest, ProxyError
+from proxy.forward import Send, forward_call, pipe
+from proxy.lifecycle_fields import read_lifecycle_fields
+from proxy.metrics import Metrics
+from proxy.modes import Modes
+from proxy.ops_api import OpsApi
+from proxy.problems import openai_error, send_response
+from proxy.request_body import Receive, Scope, read_body
+from proxy.tracked_call import TrackedCall
+from proxy.tracking import Tracking
+from proxy.upstream import Headers, Upstream
+
+log = structlog.get_logger(__name__)
+
+CHAT_PATH = "/v1/chat/completions"
+
+INFERENCE_PATHS = frozenset(
+    (CHAT_PATH, "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate", "/generate")
+)
+"""Paths whose bodies may carry KV parameters and whose tokens land in the cache."""
+
+ENGINE_ADMIN_PREFIXES = (
+    "/reset_",
+    "/sleep",
+    "/wake_up",
+    "/collective_rpc",
+    "/update_weights",
+    "/init_weights",
+    "/flush_cache",
+    "/run_script",
+    "/pause",
+    "/resume",
+    "/scale_elastic_ep",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/server_info",
+    "/start_profile",
+    "/stop_profile",
+)
+"""Paths that change the engine for everybody: with API keys in force they need the admin scope."""
+
+_SALT_BYTES = 16
+
+
+class _BodyHints(msgspec.Struct):
+    """The two fields that matter of a body which is not followed."""
+
+    model: Any = None
+    cache_salt: Any = None
+
+
+class DataApp:
+    """Raw ASGI application. `salted` are the tenants with a cache of their own."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        auth: Authenticator,
+        tracking: Tracking,
+        modes: Modes,
+        hasher: MessageHasher,
+        metrics: Metrics,
+        ops: OpsApi,
+        salted: frozenset[str],
+        max_body_bytes: int,
+    ) -> None:
+        self._upstream = upstream
+        self._auth = auth
+        self._tracking = tracking
+        self._modes = modes
+        self._hasher = hasher
+        self._metrics = metrics
+        self._ops = ops
+        self._salted = salted
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request. Every answer is the engine's, except for `/kv/v1` and our own refusals."""
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1011, "reason": "not forwarded"})
+            return
+        path: str = scope["path"]
+        if path.startswith("/kv/"):
+            await self._ops(scope, receive, send)
+            return
+        self._metrics.in_flight.inc()
+        try:
+            caller = self._auth.authenticate(scope["headers"])
+            caller.require(KeyScope.ADMIN if path.startswith(ENGINE_ADMIN_PREFIXES) else KeyScope.CALL)
+            if scope["method"] == "POST" and path in INFERENCE_PATHS:
+                await self._infer(caller, scope, receive, send)
+            else:
+                await pipe(
+                    scope,
+                    receive,
+                    send,
+                    self._upstream,
+                    credentials=self._auth.upstream_credentials(),
+                    limit_bytes=self._max_body_bytes,
+                )
+        except ClientGone:
+            pass
+        except ProxyError as refusal:
+            await send_response(send, openai_error(refusal), close=isinstance(refusal, InvalidRequest))
+        finally:
+            self._metrics.in_flight.dec()
+
+    async def _infer(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self._max_body_bytes)
+        arrived = time.perf_counter()
+        mode = Mode.BYPASS
+        call: TrackedCall | None = None
+        salt = ""
+        try:
+            chat = await self._chat(scope["path"], body)
+            model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else _hints(body)
+            salt = self.salt(caller.tenant, client_salt)
+            mode = self._modes.of(model, caller.tenant)
+            namespace = self._tracking.namespace(model, salt)
+            if chat is not None and mode is not Mode.BYPASS:
+                call = await self._begin(caller.tenant, namespace, chat, scope["headers"])
+            else:
+                reason = "bypass" if mode is Mode.BYPASS else f"{scope['path']} is not followed"
+                self._metrics.untracked.inc()
+                self._tracking.note_untracked(namespace, reason)
+        except Exception:
+            # The lifecycle side may be broken in any way: the answer is the engine's all the same.
+            log.exception("a call is not tracked", path=scope["path"])
+            self._tracking.note_untracked(None, "tracking failed")
+        edit = self._edit(salt, call)
+        edited = await edit_request_body(body, edit)
+        held = time.perf_counter() - arrived
+        self._metrics.held_seconds.labels(mode).observe(held)
+
+        def added() -> Headers:
+            timing = (b"server-timing", f"kvtether;dur={held * 1000:.2f}".encode())
+            return [*call.response_headers(), timing] if call is not None else [timing]
+
+        await forward_call(
+            scope,
+            receive,
+            send,
+            self._upstream,
+            edited.body,
+            credentials=self._auth.upstream_credentials(),
+            response_headers=added if mode is not Mode.BYPASS else None,
+            observer=call,
+        )
+
+    async def _chat(self, path: str, body: bytes) -> ChatCall | None:
+        """The call if it can be followed; reading is spared while everything is bypassed."""
+        if path != CHAT_PATH or self._modes.bypass_all:
+            return None
+        try:
+            return await read_chat_call(body, self._hasher)
+        except NotAChatCall:
+            return None
+
+    async def _begin(
+        self, tenant: str, namespace: Namespace, chat: ChatCall, headers: Headers
+    ) -> TrackedCall:
+        fields = read_lifecycle_fields(headers, chat.lifecycle)
+        request = self._tracking.request(tenant, namespace, chat, fields)
+        return await self._tracking.begin(request)
+
+    def _edit(self, salt: str, call: TrackedCall | None) -> RequestEdit:
+        fields: Mapping[str, object] = {CACHE_SALT: salt} if salt else {}
+        if call is None or call.bypass_from_token is None:
+            return RequestEdit(fields=fields)
+        return RequestEdit(fields=fields, transfer_params={MAX_OFFLOAD_TOKENS: call.bypass_from_token})
+
+    def salt(self, tenant: str, client_salt: object) -> str:
+        """The cache salt of a call: a salt that a client chose counts within its tenant only."""
+        chosen = client_salt if isinstance(client_salt, str) else ""
+        if tenant not in self._salted and not chosen:
+            return ""
+        seed = f"{tenant}\0{chosen}".encode()
+        return hashlib.blake2b(seed, digest_size=_SALT_BYTES).hexdigest()
+
+
+def _hints(body: bytes) -> tuple[str, object]:
+    try:
+        hints = msgspec.json.decode(body, type=_BodyHints)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "", None
+    return hints.model if isinstance(hints.model, str) else "", hints.cache_salt

@@ -1,0 +1,185 @@
+"""Declared operations, as they reach contexts: those that create one, and those that speak of one."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from lifecycle.core.events import OperationApplied, OperationHeld, OperationRejected
+from lifecycle.core.ids import ContextKey, Namespace
+from lifecycle.core.observations import (
+    ContextOpened,
+    ForkContext,
+    MarkOneOff,
+    Operation,
+    OperationReceived,
+    PinSpan,
+    SpawnContext,
+)
+from lifecycle.core.state import ContextState
+from lifecycle.errors import LifecycleError, LogUnavailable
+from lifecycle.ports import CacheCapabilities, IdSource
+from lifecycle.tracker import Tracker
+from lifecycle.vocabulary import IdentityRung, OperationStatus, Tier
+from proxy.mailbox import Mailboxes
+
+
+class OperationResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to one operation. `granted` says of a pin what each tier does about it."""
+
+    status: OperationStatus
+    seq: int
+    ctx: str
+    reason: str = ""
+    granted: dict[str, str] = {}
+
+
+class PinTerms(msgspec.Struct, frozen=True):
+    """What a pin costs and may cost. `bytes_per_token` is 0 while the cache has not told."""
+
+    bytes_per_token: int = 0
+    budget_bytes: int | None = None
+
+
+class Declarations:
+    """Applies operations on behalf of a tenant. Only its own contexts can be reached."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        mailboxes: Mailboxes,
+        ids: IdSource,
+        terms: Callable[[], PinTerms],
+        capabilities: Callable[[], CacheCapabilities],
+        default_namespace: Callable[[], Namespace | None],
+    ) -> None:
+        self._tracker = tracker
+        self._mailboxes = mailboxes
+        self._ids = ids
+        self._terms = terms
+        self._capabilities = capabilities
+        self._default_namespace = default_namespace
+
+    def pin_budget(self, tenant: str) -> tuple[int, int | None]:
+        """Bytes per token, and bytes that the tenant may still pin (None: no limit)."""
+        terms = self._terms()
+        if terms.budget_bytes is None:
+            return terms.bytes_per_token, None
+        left = terms.budget_bytes - self._tracker.contexts.pinned_bytes(tenant)
+        return terms.bytes_per_token, max(left, 0)
+
+    async def submit(
+        self, tenant: str, source: str, operations: Sequence[Operation]
+    ) -> list[OperationResult]:
+        """Apply operations, each behind whatever its context saw before. Raises `LogUnavailable`."""
+        results = []
+        for operation in operations:
+            answer: asyncio.Future[list[OperationResult]] = asyncio.get_running_loop().create_future()
+            job = partial(self._answer, answer, tenant, source, operation)
+            self._mailboxes.post((tenant, operation.ctx), job)
+            results += await answer
+        return results
+
+    async def _answer(
+        self,
+        answer: asyncio.Future[list[OperationResult]],
+        tenant: str,
+        source: str,
+        operation: Operation,
+    ) -> None:
+        """The job of one operation; whoever asked may have gone meanwhile."""
+        try:
+            result = await self.apply(tenant, source, [operation])
+        except LifecycleError as error:
+            if not answer.done():
+                answer.set_exception(error)
+        else:
+            if not answer.done():
+                answer.set_result(result)
+
+    async def apply(
+        self, tenant: str, source: str, operations: Sequence[Operation], uid: str = ""
+    ) -> list[OperationResult]:
+        """One after another; a rejected one does not stop the next.
+
+        `uid` names the context of operations that rode on a call. Raises `LogUnavailable`: what was not
+        answered by then was not applied.
+        """
+        return [await self._apply_one(tenant, source, operation, uid) for operation in operations]
+
+    async def _apply_one(self, tenant: str, source: str, operation: Operation, uid: str) -> OperationResult:
+        key = ContextKey(tenant, operation.ctx)
+        if uid:
+            state: ContextState | None = self._tracker.contexts.states.get(uid)
+        else:
+            state = self._tracker.contexts.latest(key)
+        if state is None and isinstance(operation, ForkContext | SpawnContext | MarkOneOff):
+            state = await self._create(key, operation)
+        if state is None:
+            return _rejected(operation, "no such context")
+        bytes_per_token, left = self.pin_budget(tenant)
+        recorded = await self._tracker.observe(
+            state.uid,
+            OperationReceived(
+                at_ns=self._tracker.clock.now_ns(),
+                source=source,
+                operation=operation,
+                bytes_per_token=bytes_per_token,
+                budget_left_bytes=left,
+            ),
+        )
+        if not recorded and self._tracker.degraded:
+            raise LogUnavailable(self._tracker.degraded)
+        for entry in recorded:
+            match entry.event:
+                case OperationApplied(operation=applied) if applied.seq == operation.seq:
+                    granted = self._granted() if isinstance(operation, PinSpan) else {}
+                    return OperationResult(
+                        OperationStatus.APPLIED, operation.seq, operation.ctx, granted=granted
+                    )
+                case OperationHeld(operation=held) if held.seq == operation.seq:
+                    return OperationResult(OperationStatus.HELD, operation.seq, operation.ctx)
+                case OperationRejected(seq=seq, reason=reason) if seq == operation.seq:
+                    return _rejected(operation, reason)
+                case _:
+                    pass
+        return OperationResult(OperationStatus.DUPLICATE, operation.seq, operation.ctx)
+
+    async def _create(
+        self, key: ContextKey, operation: ForkContext | SpawnContext | MarkOneOff
+    ) -> ContextState | None:
+        parent_name = "" if isinstance(operation, MarkOneOff) else operation.parent or ""
+        parent_key = ContextKey(key.tenant, parent_name) if parent_name else None
+        parent = self._tracker.contexts.latest(parent_key) if parent_key else None
+        namespace = parent.namespace if parent is not None else self._default_namespace()
+        if namespace is None:
+            return None
+        return await self._tracker.open(
+            ContextOpened(
+                at_ns=self._tracker.clock.now_ns(),
+                uid=self._ids.new("c"),
+                tenant=key.tenant,
+                context_id=key.context_id,
+                namespace=namespace,
+                rung=IdentityRung.EXPLICIT,
+                reason="declared by an operation",
+                parent=parent_name,
+                fork=isinstance(operation, ForkContext),
+                upto=operation.upto if isinstance(operation, ForkContext) else None,
+                one_off=isinstance(operation, MarkOneOff),
+            ),
+            parent_key,
+        )
+
+    def _granted(self) -> dict[str, str]:
+        """What a granted pin means in each tier: a pin is first of all our own promise not to free."""
+        pins_below = "pin" in self._capabilities().supported
+        return {
+            Tier.L1: "not reclaimed; the cache may evict",
+            Tier.L2: "held" if pins_below else "not reclaimed; the cache may evict",
+        }
+
+
+def _rejected(operation: Operation, reason: str) -> OperationResult:
+    return OperationResult(OperationStatus.REJECTED, operation.seq, operation.ctx, reason)

@@ -1,0 +1,95 @@
+"""What stands between this deployment and control of its cache, one finding a line, each with its fix."""
+
+import asyncio
+import os
+
+import msgspec
+
+from lifecycle.errors import LifecycleError
+from lifecycle.store.sql import SqlEventLog
+from proxy.config import Config
+from proxy.models import EngineUnreached, MappedModel, ask_engine, load_profile, plain_ids
+from proxy.runtime import MEMORY_LOG, cache_driver
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One subject, whether it is in order, and what to do if not."""
+
+    subject: str
+    ok: bool
+    text: str
+
+
+async def examine(config: Config) -> list[Finding]:
+    """Look at everything once. Sends one short probe call through the engine, and deletes nothing."""
+    findings = [await _log(config)]
+    key = os.environ.get(config.upstream.api_key_env, "")
+    try:
+        engine = await ask_engine(config.upstream.url, f"Bearer {key}" if key else "")
+    except EngineUnreached as error:
+        return [
+            *findings,
+            Finding("upstream", False, f"{error}; check upstream.url and that the engine runs"),
+        ]
+    served = ", ".join(engine.models) or "no model"
+    findings.append(Finding("upstream", True, f"version {engine.version or 'unknown'}, serves {served}"))
+    if not config.models:
+        findings.append(
+            Finding(
+                "model", False, "none configured: pass --model-path with the engine's tokenizer and template"
+            )
+        )
+    profile = None
+    for model in config.models:
+        loaded = await asyncio.to_thread(load_profile, model, engine)
+        if isinstance(loaded, MappedModel):
+            findings.append(Finding(f"model {loaded.name}", False, loaded.reason))
+        else:
+            profile = profile or loaded
+            known = loaded.name in engine.models
+            text = (
+                f"mapped, fingerprint {loaded.fingerprint}" if known else f"the engine serves {served} only"
+            )
+            findings.append(Finding(f"model {loaded.name}", known, text))
+    cache = cache_driver(config, (lambda text: plain_ids(profile, text)) if profile else None)
+    try:
+        tested = await cache.self_test()
+        level = cache.capabilities.level
+        findings.append(Finding("level", level > 0, f"{level} ({cache.capabilities.driver})"))
+        findings += [Finding("cache", False, problem) for problem in tested.problems]
+        if tested.ok:
+            findings.append(
+                Finding(
+                    "cache", True, f"keys, tokens and versions proven; chunks of {tested.chunk_size} tokens"
+                )
+            )
+    finally:
+        await cache.close()
+    if level:
+        findings.append(_events(config))
+    return findings
+
+
+async def _log(config: Config) -> Finding:
+    if config.log_url == MEMORY_LOG:
+        return Finding("event log", True, "in memory: what is known is lost with the process")
+    try:
+        event_log = await SqlEventLog.open(config.log_url)
+    except LifecycleError as error:
+        return Finding("event log", False, str(error))
+    try:
+        return Finding("event log", True, f"{config.log_url}, {await event_log.head()} events")
+    finally:
+        await event_log.close()
+
+
+def _events(config: Config) -> Finding:
+    endpoint = config.cache.events_endpoint
+    if not endpoint:
+        return Finding(
+            "KV events",
+            False,
+            "none are read, so no chunk counts as stored by us: start the engine with --kv-events-config and "
+            "set cache.events_endpoint",
+        )
+    return Finding("KV events", True, f"configured: {endpoint}")

@@ -1,0 +1,79 @@
+"""Erasing a tenant: every key that only it refers to is freed and confirmed absent, key by key."""
+
+import msgspec
+
+from lifecycle.core.directives import Reclaim
+from lifecycle.core.ids import Namespace, split_keys
+from lifecycle.core.observations import CloseRequested, PinsDropped
+from lifecycle.core.state import ContextState
+from lifecycle.vocabulary import DirectiveOutcome
+from proxy.runtime import Runtime
+
+MAX_KEYS = 10_000
+
+
+class Erasure(msgspec.Struct, kw_only=True):
+    """What became of a tenant's chunks, by key in hex. `left` are those that could not be freed, with why."""
+
+    tenant: str
+    contexts: int = 0
+    erased: list[str] = []
+    shared: list[str] = []
+    left: list[str] = []
+    reasons: list[str] = []
+
+
+async def erase_tenant(runtime: Runtime, tenant: str) -> Erasure:
+    """Close the tenant's contexts, drop its pins, and free what only it referred to.
+
+    Chunks that another tenant's context refers to stay and are listed. Erasing is asked for by a person, so
+    it is carried out in every mode; a failed self-test still stops it.
+    """
+    contexts = runtime.tracker.contexts
+    states = list(contexts.of_tenant(tenant))
+    owned: dict[Namespace, dict[bytes, None]] = {}
+    for state in states:
+        for version in state.versions.values():
+            owned.setdefault(state.namespace, {}).update(dict.fromkeys(split_keys(version.keys)))
+    result = Erasure(tenant=tenant, contexts=len(states))
+    for state in states:
+        await _close(runtime, state)
+    for namespace, keys in owned.items():
+        await _erase(runtime, namespace, list(keys), result)
+    return result
+
+
+async def _close(runtime: Runtime, state: ContextState) -> None:
+    await runtime.tracker.observe(
+        state.uid,
+        CloseRequested(at_ns=runtime.clock.now_ns(), reason="the tenant is erased"),
+    )
+    await runtime.tracker.observe(
+        state.uid, PinsDropped(at_ns=runtime.clock.now_ns(), reason="the tenant is erased")
+    )
+
+
+async def _erase(runtime: Runtime, namespace: Namespace, keys: list[bytes], result: Erasure) -> None:
+    index = runtime.tracker.contexts.index
+    result.shared += [k.hex() for k in keys if index.references(namespace, k)]
+    dead = [k for k in keys if not index.references(namespace, k)]
+    objection = runtime.objection(namespace)
+    if objection:
+        result.left += [k.hex() for k in dead]
+        result.reasons.append(objection)
+        return
+    for start in range(0, len(dead), MAX_KEYS):
+        batch = dead[start : start + MAX_KEYS]
+        directive = Reclaim(
+            directive_id=runtime.ids.new("d"),
+            namespace=namespace,
+            reason=f"tenant {result.tenant} is erased",
+            keys=b"".join(batch),
+        )
+        await runtime.reclaimer.propose(directive)
+        outcome = await runtime.reclaimer.execute(directive)
+        gone = set(split_keys(outcome.gone))
+        result.erased += [k.hex() for k in batch if k in gone]
+        result.left += [k.hex() for k in batch if k not in gone]
+        if outcome.outcome is not DirectiveOutcome.APPLIED:
+            result.reasons.append(outcome.reason)

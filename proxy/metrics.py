@@ -1,0 +1,111 @@
+"""Prometheus metrics, on a registry of their own. No label takes a value that a client chooses."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from lifecycle.core.directives import Demote, Reclaim
+from lifecycle.core.events import (
+    CallEnded,
+    CallMapped,
+    ChunksConfirmed,
+    DeclarationMismatched,
+    DirectiveProposed,
+    DirectiveSettled,
+    PinReleased,
+    PinSet,
+    RecordedEvent,
+)
+from lifecycle.tracker import Tracker
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120)
+
+
+class Metrics:
+    """Counts what became true, and samples what is true when it is scraped."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.registry = CollectorRegistry()
+        self._tracker = tracker
+        self.held_seconds = Histogram(
+            "kvtether_held_seconds",
+            "Time from a call's last request byte until its body left for the engine.",
+            ["mode"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.in_flight = Gauge("kvtether_calls_in_flight", "Calls under way.", registry=self.registry)
+        self._calls = self._counter("calls", "Tracked calls by end.", ["end"])
+        self._mapped = self._counter("mappings", "Tracked calls by mapping.", ["kind"])
+        self._mismatches = self._counter("declaration_mismatches", "Lists without the declared length.")
+        self._directives = self._counter("directives", "Directives by kind and outcome.", ["kind", "outcome"])
+        self._chunks = self._counter("chunks_freed", "Chunks that a lookup no longer showed.", ["kind"])
+        self._confirmed = self._counter("chunks_confirmed", "Chunks that the cache showed.", ["stored"])
+        self._pins = self._counter("pins", "Pins set and released.", ["what"])
+        self.untracked = self._counter("untracked_calls", "Inference forwarded without being tracked.")
+        self._kinds: dict[str, str] = {}
+        self.registry.register(_Sample(self._sample))
+        tracker.listeners.append(self._heard)
+
+    def render(self) -> bytes:
+        """The text exposition."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"kvtether_{name}", text, labels, registry=self.registry)
+
+    def _heard(self, batch: Sequence[RecordedEvent]) -> None:
+        for recorded in batch:
+            match recorded.event:
+                case CallEnded(end=end):
+                    self._calls.labels(end).inc()
+                case CallMapped(kind=mapping):
+                    self._mapped.labels(mapping).inc()
+                case DeclarationMismatched():
+                    self._mismatches.inc()
+                case ChunksConfirmed(keys=keys, stored=stored):
+                    self._confirmed.labels(str(stored).lower()).inc(len(keys) // 32)
+                case PinSet():
+                    self._pins.labels("set").inc()
+                case PinReleased():
+                    self._pins.labels("released").inc()
+                case DirectiveProposed(directive=directive):
+                    self._kinds[directive.directive_id] = type(directive).__name__.lower()
+                case DirectiveSettled(directive_id=directive_id, result=result):
+                    kind = self._kinds.pop(directive_id, "unknown")
+                    self._directives.labels(kind, result.outcome).inc()
+                    if kind in (Reclaim.__name__.lower(), Demote.__name__.lower()):
+                        self._chunks.labels(kind).inc(result.applied)
+                case _:
+                    pass
+
+    def _sample(self) -> Iterable[GaugeMetricFamily]:
+        contexts = self._tracker.contexts
+        states = [s for s in contexts.states.values() if s.versions or s.open]
+        unmapped = sum(bool(s.unmapped) for s in states)
+        gapped = sum(bool(s.gap) for s in states)
+        degraded = int(bool(self._tracker.degraded))
+        yield _gauge("contexts", "Open contexts.", sum(s.open for s in states))
+        yield _gauge("contexts_unmapped", "Contexts without proven tokens.", unmapped)
+        yield _gauge("contexts_gapped", "Contexts with a tracking gap.", gapped)
+        yield _gauge("pins_held", "Pins held.", sum(len(s.pins) for s in states))
+        yield _gauge("log_position", "Position of the last event applied.", contexts.position)
+        yield _gauge("log_degraded", "1 while observations wait for the log.", degraded)
+        chunks = [contexts.index.stats(n) for n in contexts.index.namespaces()]
+        yield _gauge("chunks_live", "Chunks that a context refers to.", sum(c.live for c in chunks))
+        yield _gauge("chunks_dead", "Chunks in the books that none refers to.", sum(c.dead for c in chunks))
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"kvtether_{name}", text, value=value)
+
+
+class _Sample(Collector):
+    def __init__(self, sample: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
+        self._take = sample
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Read what is true now."""
+        return self._take()

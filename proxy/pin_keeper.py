@@ -1,0 +1,92 @@
+"""Brings the cache's holds in line with the pins that contexts have."""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from engine_bridge.chunk_keys import chunk_keys
+from lifecycle.core.directives import Pin, Unpin
+from lifecycle.core.events import RecordedEvent
+from lifecycle.core.ids import KEY_BYTES, Namespace, context_stream
+from lifecycle.core.plan import plan_pins
+from lifecycle.core.state import ContextState
+from lifecycle.ports import IdSource
+from lifecycle.reclaimer import Reclaimer
+from lifecycle.tracker import Tracker
+from lifecycle.vocabulary import Mode
+from proxy.models import MappedModel
+
+
+class PinKeeper:
+    """One loop: a context whose pins changed is compared with what was last asked of the cache for it."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        reclaimer: Reclaimer,
+        ids: IdSource,
+        mode_of: Callable[[str], Mode],
+        objection: Callable[[Namespace], str],
+        models: Mapping[str, MappedModel],
+    ) -> None:
+        self._tracker = tracker
+        self._reclaimer = reclaimer
+        self._ids = ids
+        self._mode_of = mode_of
+        self._objection = objection
+        self._models = models
+        self._asked: dict[str, ContextState] = {}
+        self._changed: dict[str, None] = {}
+        self._wake = asyncio.Event()
+        tracker.listeners.append(self._heard)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._changed:
+                uid = next(iter(self._changed))
+                del self._changed[uid]
+                await self._bring_in_line(uid)
+
+    async def _bring_in_line(self, uid: str) -> None:
+        state = self._tracker.contexts.states.get(uid)
+        if state is None:
+            self._asked.pop(uid, None)
+            return
+        for directive in plan_pins(self._asked.get(uid), state, partial(self._ids.new, "d")):
+            await self._reclaimer.propose(directive)
+            suppressed = self._suppression(uid, state.namespace)
+            await self._reclaimer.execute(directive, suppressed, partial(self._tokens, uid, state, directive))
+        if state.pins:
+            self._asked[uid] = state
+        else:
+            self._asked.pop(uid, None)
+
+    def _suppression(self, uid: str, namespace: Namespace) -> str:
+        objection = self._objection(namespace)
+        if objection:
+            return objection
+        return "" if self._mode_of(uid) is Mode.ENFORCE else "observe mode"
+
+    def _tokens(self, uid: str, state: ContextState, directive: Pin | Unpin) -> Sequence[int] | None:
+        """Tokens of the pinned chain, if the context's last prompt still begins with it."""
+        model = self._models.get(state.namespace.model)
+        ids = model.service.token_ids(uid) if model is not None and model.service is not None else None
+        if ids is None or not state.chunk_size:
+            return None
+        held = array("I", ids[: len(directive.keys) // KEY_BYTES * state.chunk_size])
+        return held if chunk_keys(held, state.chunk_size) == directive.keys else None
+
+    def _heard(self, batch: Sequence[RecordedEvent]) -> None:
+        prefix = context_stream("")
+        for recorded in batch:
+            if not recorded.stream.startswith(prefix):
+                continue
+            uid = recorded.stream.removeprefix(prefix)
+            state = self._tracker.contexts.states.get(uid)
+            if uid in self._asked or (state is not None and state.pins):
+                self._changed[uid] = None
+                self._wake.set()

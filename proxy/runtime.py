@@ -1,0 +1,273 @@
+"""Everything that lives as long as the proxy, built by name and closed in reverse order."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import structlog
+
+from engine_bridge.cache_events import EventSubscriber
+from engine_bridge.drivers.lmcache_mp import LmcacheMp
+from engine_bridge.drivers.noop import NoCacheControl
+from engine_bridge.mapping.model_profile import ModelProfile
+from engine_bridge.verifier import StoreJournal, Verifier
+from lifecycle.core.ids import Namespace
+from lifecycle.errors import LifecycleError
+from lifecycle.ports import CacheControl, EventLog, SelfTest
+from lifecycle.reclaimer import Reclaimer
+from lifecycle.store.memory import MemoryEventLog
+from lifecycle.store.settings import SqlSettings
+from lifecycle.store.sql import SqlEventLog
+from lifecycle.tracker import Tracker
+from lifecycle.vocabulary import Mode
+from proxy.auth import Authenticator
+from proxy.chat_request import MessageHasher
+from proxy.config import Config, api_key
+from proxy.declarations import Declarations, PinTerms
+from proxy.lineage import LineageIndex
+from proxy.mailbox import Mailboxes
+from proxy.metrics import Metrics
+from proxy.models import EngineUnreached, MappedModel, ask_engine, load_profile, mapped_model, plain_ids
+from proxy.modes import Modes
+from proxy.pin_keeper import PinKeeper
+from proxy.system import RandomIds, SystemClock
+from proxy.tasks import Tasks, owned_tasks
+from proxy.tracking import Tracking
+from proxy.upstream import AiohttpUpstream, UpstreamTarget, UpstreamTimeouts
+
+log = structlog.get_logger(__name__)
+
+MEMORY_LOG = "memory:"
+DIGEST_SECRET = "digest_secret"
+DIGEST_SECRET_BYTES = 32
+DEFAULT_CHUNK_TOKENS = 256
+
+TICK_SECONDS = 1.0
+ASK_AGAIN_SECONDS = 3.0
+"""Pause between attempts to reach the engine and to pass the self-test: both may start after us."""
+
+
+class Runtime:
+    """The parts, and the loops that keep them going. Built by `open_runtime`."""
+
+    def __init__(self, config: Config, event_log: EventLog, secret: bytes, tasks: Tasks) -> None:
+        self.config = config
+        self.event_log = event_log
+        self.clock = SystemClock()
+        self.ids = RandomIds()
+        self.modes = Modes(config)
+        self.auth = Authenticator(
+            [api_key(k, os.environ) for k in config.api_keys], os.environ.get(config.upstream.api_key_env, "")
+        )
+        self.hasher = MessageHasher(secret)
+        self.upstream = AiohttpUpstream(
+            UpstreamTarget.parse(config.upstream.url),
+            UpstreamTimeouts(
+                config.upstream.connect_seconds,
+                config.upstream.first_byte_seconds,
+                config.upstream.idle_seconds,
+            ),
+        )
+        self._profiles: dict[str, ModelProfile] = {}
+        self.cache = cache_driver(config, self._tokenize if config.models else None)
+        self.journal = StoreJournal()
+        self.tracker = Tracker(event_log, self.clock)
+        self.reclaimer = Reclaimer(self.tracker, self.cache, self.ids, self.mode_of, self.objection)
+        self.mailboxes = Mailboxes(tasks)
+        self.models = {m.name: MappedModel(m.name, reason=_NOT_REACHED) for m in config.models}
+        self.declarations = Declarations(
+            self.tracker,
+            self.mailboxes,
+            self.ids,
+            self._pin_terms,
+            lambda: self.cache.capabilities,
+            self._default_namespace,
+        )
+        self.tracking = Tracking(
+            self.tracker,
+            self.reclaimer,
+            Verifier(self.tracker, self.cache, self.journal),
+            self.declarations,
+            self.mailboxes,
+            self.models,
+            self.modes,
+            LineageIndex(),
+            self.hasher,
+            self.ids,
+            tasks,
+            config.plan_wait_seconds,
+        )
+        self.pins = PinKeeper(
+            self.tracker, self.reclaimer, self.ids, self.mode_of, self.objection, self.models
+        )
+        self.metrics = Metrics(self.tracker)
+        self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
+        self.problem = ""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Everything that keeps us from controlling the cache, each with its fix."""
+        found = list(self.self_test.problems)
+        found += [f"model {m.name or '?'}: {m.reason}" for m in self.models.values() if m.reason]
+        if not self.models:
+            found.append("no model is configured: set models[].path, or pass --model-path")
+        if self.cache.capabilities.level and not self.journal.live:
+            found.append(
+                "no KV events are read, so no chunk counts as stored by us: start the engine with "
+                "--kv-events-config and set cache.events_endpoint"
+            )
+        if self.problem:
+            found.append(self.problem)
+        if self.tracker.degraded:
+            found.append(self.tracker.degraded)
+        return tuple(found)
+
+    def mode_of(self, uid: str) -> Mode:
+        """The mode of a context now; one that is not known any more only observes."""
+        state = self.tracker.contexts.states.get(uid)
+        if state is None:
+            return Mode.OBSERVE
+        return self.modes.of_context(uid, state.namespace.model, state.key.tenant)
+
+    def objection(self, namespace: Namespace) -> str:
+        """Why nothing of this namespace may be touched now; empty if it may."""
+        if not self.self_test.ok:
+            return "; ".join(self.self_test.problems) or "the self-test failed"
+        model = self.models.get(namespace.model)
+        if model is None or model.fingerprint != namespace.fingerprint:
+            return "the model, its tokenizer or its template is another one now"
+        return ""
+
+    # -- loops --------------------------------------------------------------------------------------------
+
+    async def reach_engine(self) -> None:
+        """Ask engine and cache until both told what we must know, then prove it; again while it fails."""
+        while True:
+            with suppress(EngineUnreached):
+                await self._prepare()
+                if self.self_test.ok or not self.cache.capabilities.level:
+                    return
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+
+    async def _prepare(self) -> None:
+        key = os.environ.get(self.config.upstream.api_key_env, "")
+        engine = await ask_engine(self.config.upstream.url, f"Bearer {key}" if key else "")
+        if not self._profiles:
+            for model in self.config.models:
+                loaded = await asyncio.to_thread(load_profile, model, engine)
+                self.models.pop(model.name, None)
+                if isinstance(loaded, MappedModel):
+                    self.models[loaded.name] = loaded
+                else:
+                    self._profiles[loaded.name] = loaded
+                    self.models[loaded.name] = MappedModel(loaded.name, reason=_NOT_REACHED)
+        self.self_test = await self.cache.self_test()
+        for problem in self.self_test.problems:
+            log.warning("self-test", problem=problem)
+        chunk_tokens = self.config.cache.chunk_size or self.self_test.chunk_size
+        if not chunk_tokens and self.cache.capabilities.level:
+            return
+        for name, profile in self._profiles.items():
+            if self.models[name].service is None:
+                self.models[name] = mapped_model(
+                    profile, chunk_tokens or DEFAULT_CHUNK_TOKENS, self.config.mapping_workers
+                )
+
+    def _tokenize(self, text: str) -> Sequence[int]:
+        """Our side of the parity check, by the first model; without any there is nothing to compare."""
+        profile = next(iter(self._profiles.values()), None)
+        return plain_ids(profile, text) if profile is not None else ()
+
+    async def follow_events(self) -> None:
+        """Read the engine's KV events, for ever."""
+        endpoint = self.config.cache.events_endpoint
+        if not endpoint:
+            return
+        subscriber = EventSubscriber(endpoint)
+        await self.journal.follow(subscriber.batches())
+
+    async def keep_time(self) -> None:
+        """Let leases, doubts and pins run out, and record what waited for the log."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                await self.tracker.retry_waiting()
+                await self.tracker.tick()
+            except LifecycleError as error:
+                log.warning("time stands still", error=str(error))
+
+    # -- parts --------------------------------------------------------------------------------------------
+
+    def _pin_terms(self) -> PinTerms:
+        return PinTerms(self.self_test.bytes_per_token, self.config.cache.pin_budget_bytes)
+
+    def _default_namespace(self) -> Namespace | None:
+        return next((self.tracking.namespace(name, "") for name in self.models), None)
+
+
+def cache_driver(config: Config, tokenize: Callable[[str], Sequence[int]] | None) -> CacheControl:
+    """The driver that the configuration names. `tokenize` is our side of the tokenizer's parity check."""
+    cache = config.cache
+    if cache.driver == "none":
+        return NoCacheControl("cache.driver is none: level 0 observes only")
+    return LmcacheMp(
+        cache.coordinator_url,
+        config.upstream.url.rstrip("/").removesuffix("/v1"),
+        chunk_size=cache.chunk_size,
+        l2_pins=cache.l2_pins,
+        tokenize=tokenize,
+    )
+
+
+_NOT_REACHED = "the engine has not been reached yet"
+
+
+@asynccontextmanager
+async def open_runtime(config: Config) -> AsyncIterator[Runtime]:
+    """Open the log, rebuild what is true, start the loops; on exit let work settle, then close.
+
+    A log that cannot be read leaves a proxy that forwards and follows nothing: calls fail open.
+    """
+    async with AsyncExitStack() as stack:
+        event_log, secret, problem = await _open_log(config.log_url)
+        stack.push_async_callback(event_log.close)
+        tasks = await stack.enter_async_context(owned_tasks())
+        runtime = Runtime(config, event_log, secret, tasks)
+        runtime.problem = problem
+        try:
+            await runtime.tracker.start()
+        except LifecycleError as error:
+            runtime.problem = f"the event log cannot be read, nothing is followed: {error}"
+            runtime.modes.bypass_all = True
+        stack.push_async_callback(runtime.cache.close)
+        stack.push_async_callback(runtime.upstream.close)
+        for loop in (
+            runtime.reach_engine,
+            runtime.follow_events,
+            runtime.keep_time,
+            runtime.reclaimer.run,
+            runtime.pins.run,
+        ):
+            tasks.keep(loop)
+        yield runtime
+        await runtime.mailboxes.settled()
+        for model in runtime.models.values():
+            if model.service is not None:
+                await model.service.close()
+
+
+async def _open_log(url: str) -> tuple[EventLog, bytes, str]:
+    if url == MEMORY_LOG:
+        return MemoryEventLog(), secrets.token_bytes(DIGEST_SECRET_BYTES), ""
+    try:
+        event_log = await SqlEventLog.open(url)
+        secret = await SqlSettings(event_log.engine).get_or_create(
+            DIGEST_SECRET, lambda: secrets.token_bytes(DIGEST_SECRET_BYTES)
+        )
+    except LifecycleError as error:
+        problem = f"the event log cannot be opened, events of this run are lost at its end: {error}"
+        log.error(problem)
+        return MemoryEventLog(), secrets.token_bytes(DIGEST_SECRET_BYTES), problem
+    return event_log, secret, ""

@@ -1,0 +1,95 @@
+"""One attempt of a call, as the data path sees it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from engine_bridge.mapping.ranges import MappedPrompt
+from lifecycle.core.ids import Namespace
+from lifecycle.vocabulary import (
+    CALL_HEADER,
+    CONTEXT_HEADER,
+    LIFECYCLE_ERROR_HEADER,
+    MAPPING_HEADER,
+    CallEnd,
+    MappingKind,
+    Mode,
+)
+from proxy.answer_tap import AnswerFacts
+from proxy.chat_request import ChatCall
+from proxy.identity import Identity
+from proxy.lifecycle_fields import LifecycleFields
+
+
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that is to be tracked: who, what, and what it says of itself.
+
+    `uid` names the context, or the one to be opened under that name.
+    """
+
+    tenant: str
+    mode: Mode
+    namespace: Namespace
+    identity: Identity
+    uid: str
+    call_id: str
+    chat: ChatCall
+    fields: LifecycleFields
+
+
+class Unmapped(msgspec.Struct, frozen=True):
+    """Why a prompt's tokens are not known."""
+
+    reason: str
+
+
+class TrackedCall:
+    """Where a call stands. Satisfies `CallObserver`: its methods hand on what they hear and return at once.
+
+    `planned` is done when the plan of the call's arrival is recorded; `bypass_from_token` is then the
+    admission hint that may ride, None for none. `sent` says that the body has left: hints after it are late.
+    """
+
+    def __init__(
+        self,
+        request: CallRequest,
+        began: float,
+        heard_first_token: Callable[["TrackedCall"], None],
+        heard_end: Callable[["TrackedCall", CallEnd, AnswerFacts, str], None],
+    ) -> None:
+        self.request = request
+        self.began = began
+        self.uid = ""
+        self.attempt = 0
+        self.mapping_kind = MappingKind.NONE
+        self.mapping: asyncio.Task[MappedPrompt | Unmapped] | None = None
+        self.mapping_recorded = False
+        self.bypass_from_token: int | None = None
+        self.planned = asyncio.Event()
+        self.posted = False
+        self.sent = False
+        self._heard_first_token = heard_first_token
+        self._heard_end = heard_end
+
+    def response_headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """What we add to the answer's head."""
+        headers = [
+            (CONTEXT_HEADER.encode(), self.request.identity.context_id.encode()),
+            (CALL_HEADER.encode(), self.request.call_id.encode()),
+            (MAPPING_HEADER.encode(), self.mapping_kind.encode()),
+        ]
+        if self.request.fields.errors:
+            headers.append((LIFECYCLE_ERROR_HEADER.encode(), self.request.fields.error_header()))
+        return headers
+
+    def on_head(self, status: int) -> None:
+        """The engine's answer begins; nothing follows from it."""
+
+    def on_first_token(self) -> None:
+        """The prompt is computed."""
+        self._heard_first_token(self)
+
+    def on_end(self, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
+        """The call is over."""
+        self._heard_end(self, end, facts, reason)

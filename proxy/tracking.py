@@ -1,0 +1,389 @@
+"""The lifecycle side of a call: from its arrival at the proxy to what the cache showed of it afterwards.
+
+Nothing here stands between client and engine except the plan of a one-off, for at most the plan's wait.
+Whatever fails here makes the call untracked, which stops reclaim around it; the call itself goes on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+
+import msgspec
+import structlog
+
+from engine_bridge.errors import BridgeError
+from engine_bridge.mapping.prompts import ChatPrompt
+from engine_bridge.mapping.ranges import MappedPrompt
+from engine_bridge.mapping.service import MappingService
+from engine_bridge.verifier import ComputedCall, Verifier
+from lifecycle.core.directives import DirectiveResult
+from lifecycle.core.ids import KEY_BYTES, ContextKey, Namespace
+from lifecycle.core.observations import (
+    CallArrival,
+    CallEnding,
+    CallMapping,
+    ContextOpened,
+    FirstToken,
+    PromptMapping,
+)
+from lifecycle.core.plan import plan_admission
+from lifecycle.core.state import ContextState
+from lifecycle.errors import LifecycleError, LogUnavailable
+from lifecycle.ports import IdSource
+from lifecycle.reclaimer import Reclaimer
+from lifecycle.tracker import Tracker
+from lifecycle.vocabulary import CallEnd, DirectiveOutcome, MappingKind, Mode, WaitKind
+from proxy.answer_tap import AnswerFacts
+from proxy.chat_request import ChatCall, MessageHasher
+from proxy.declarations import Declarations
+from proxy.identity import LineageIndex, identify
+from proxy.lifecycle_fields import LifecycleFields
+from proxy.mailbox import Mailboxes
+from proxy.models import MappedModel
+from proxy.modes import Modes
+from proxy.tasks import Tasks
+from proxy.tracked_call import CallRequest, TrackedCall, Unmapped
+
+log = structlog.get_logger(__name__)
+
+TOOL_FINISH = "tool_calls"
+
+
+class Tracking:
+    """Follows calls. Built inside the lifespan: its work runs in `tasks`."""
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        reclaimer: Reclaimer,
+        verifier: Verifier,
+        declarations: Declarations,
+        mailboxes: Mailboxes,
+        models: Mapping[str, MappedModel],
+        modes: Modes,
+        lineage: LineageIndex,
+        hasher: MessageHasher,
+        ids: IdSource,
+        tasks: Tasks,
+        plan_wait_seconds: float,
+    ) -> None:
+        self.tracker = tracker
+        self.declarations = declarations
+        self._lineage = lineage
+        self._hasher = hasher
+        self._reclaimer = reclaimer
+        self._verifier = verifier
+        self._models = models
+        self._modes = modes
+        self._ids = ids
+        self._tasks = tasks
+        self._plan_wait_seconds = plan_wait_seconds
+        self._mailboxes = mailboxes
+        self._changed = asyncio.Event()
+        tracker.listeners.append(lambda batch: self._changed.set())
+
+    def namespace(self, model: str, salt: str) -> Namespace:
+        """The KV identity that a model's calls share under a salt."""
+        known = self._models.get(model)
+        return Namespace(model, salt, known.fingerprint if known else "")
+
+    def request(
+        self, tenant: str, namespace: Namespace, chat: ChatCall, fields: LifecycleFields
+    ) -> CallRequest:
+        """Find out whose call it is. Known at once: nothing here waits."""
+        identity = identify(tenant, fields, chat, self._lineage)
+        call_id = fields.call or self._ids.new("call")
+        context_id = identity.context_id or self._ids.new("ctx")
+        known = self.tracker.contexts.find(ContextKey(tenant, context_id), namespace)
+        used = known is not None and known.attempts and call_id not in known.attempts
+        if fields.one_off and used:
+            context_id = f"{context_id}~{self._ids.new('once')}"
+            known = None
+        uid = known.uid if known is not None else self._ids.new("c")
+        self._lineage.observe_call(tenant, context_id, call_id, chat)
+        return CallRequest(
+            tenant=tenant,
+            mode=self._modes.of_context(uid, namespace.model, tenant),
+            namespace=namespace,
+            identity=msgspec.structs.replace(identity, context_id=context_id),
+            uid=uid,
+            call_id=call_id,
+            chat=chat,
+            fields=fields,
+        )
+
+    async def begin(self, request: CallRequest) -> TrackedCall:
+        """Take a call in; answers when its body may leave.
+
+        That is at once, or in enforce when its plan is recorded, and no later than the plan's wait.
+        """
+        call = TrackedCall(request, self._verifier.journal.now(), self._first_token, self._end)
+        if request.mode is Mode.ENFORCE:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._plan_wait_seconds):
+                    await self._operations_sent_before(request)
+                    self._post(call, lambda: self._arrive(call))
+                    call.posted = True
+                    await call.planned.wait()
+        if not call.posted:
+            self._post(call, lambda: self._arrive(call))
+        call.sent = True
+        return call
+
+    async def _operations_sent_before(self, request: CallRequest) -> None:
+        """Wait until the operation that the call names as sent before it has been taken in."""
+        fields = request.fields
+        if fields.seq is None:
+            return
+        key = ContextKey(request.tenant, request.identity.context_id)
+        while True:
+            state = self.tracker.contexts.find(key, request.namespace)
+            source = state.sources.get(fields.source) if state is not None else None
+            if source is not None and source.applied >= fields.seq:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    # -- jobs of one context, in order --------------------------------------------------------------------
+
+    async def _arrive(self, call: TrackedCall) -> None:
+        request, fields = call.request, call.request.fields
+        now = self.tracker.clock.now_ns
+        try:
+            state = await self._context(request)
+            call.uid = state.uid
+            if fields.ops:
+                await self.declarations.apply(request.tenant, fields.source, fields.ops, state.uid)
+            call.mapping = self._tasks.run(self._map(call, state))
+            await self.tracker.observe(
+                state.uid,
+                CallArrival(
+                    at_ns=now(),
+                    call_id=request.call_id,
+                    head=request.chat.head,
+                    messages=request.chat.facts,
+                    streamed=request.chat.stream,
+                    num_choices=request.chat.num_choices,
+                    closes=fields.close,
+                    one_off=fields.one_off,
+                    pins=fields.pins,
+                    wait=fields.waiting,
+                    tool=fields.tool,
+                    eta=fields.eta,
+                    source=fields.source,
+                    seq=fields.seq,
+                ),
+            )
+            state = self.tracker.contexts.states[state.uid]
+            call.attempt = state.attempts.get(request.call_id, 0)
+            await self._admit(call, state)
+        finally:
+            call.planned.set()
+
+    async def _context(self, request: CallRequest) -> ContextState:
+        identity = request.identity
+        key = ContextKey(request.tenant, identity.context_id)
+        known = self.tracker.contexts.find(key, request.namespace)
+        if known is not None:
+            return known
+        parent = ContextKey(request.tenant, identity.parent) if identity.parent else None
+        state = await self.tracker.open(
+            ContextOpened(
+                at_ns=self.tracker.clock.now_ns(),
+                uid=request.uid,
+                tenant=request.tenant,
+                context_id=identity.context_id,
+                namespace=request.namespace,
+                rung=identity.rung,
+                reason=identity.reason,
+                parent=identity.parent,
+                fork=identity.fork_at is not None,
+                upto=identity.fork_at,
+                one_off=request.fields.one_off,
+                agent=request.fields.agent,
+                flow=request.fields.flow,
+            ),
+            parent,
+        )
+        service = self._service(request.namespace.model)
+        if service is not None and state.parent_uid:
+            service.clone(state.parent_uid, state.uid)
+        return state
+
+    async def _admit(self, call: TrackedCall, state: ContextState) -> None:
+        """Keep a one-off out of the store: the hint rides if the plan is recorded before the body leaves."""
+        index = self.tracker.contexts.index
+        directive = plan_admission(
+            state,
+            call.request.call_id,
+            lambda keys: index.verified_chunks(state.namespace, keys),
+            self._ids.new("d"),
+        )
+        if directive is None:
+            return
+        await self._reclaimer.propose(directive)
+        suppressed = self._suppression(call)
+        if suppressed:
+            self._tasks.spawn(self._reclaimer.execute(directive, suppressed))
+        elif call.sent:
+            result = DirectiveResult(
+                outcome=DirectiveOutcome.EXPIRED, reason="planned after the call had left"
+            )
+            self._tasks.spawn(self._reclaimer.settle(directive, result))
+        else:
+            call.bypass_from_token = directive.bypass_from_token
+            self._tasks.spawn(self._reclaimer.execute(directive))
+
+    def _suppression(self, call: TrackedCall) -> str:
+        if call.request.mode is not Mode.ENFORCE:
+            return f"{call.request.mode} mode"
+        return "" if "admit" in self._reclaimer.capabilities.supported else "the cache does not take the hint"
+
+    async def _map(self, call: TrackedCall, state: ContextState) -> MappedPrompt | Unmapped:
+        """The prompt in tokens. Recorded behind whatever the context does meanwhile."""
+        result: MappedPrompt | Unmapped
+        model = self._models.get(call.request.namespace.model)
+        try:
+            if model is None or model.service is None:
+                reason = model.reason if model else "the model is not configured"
+                result = Unmapped(reason)
+            else:
+                prompt = ChatPrompt.from_body(dict(call.request.chat.document))
+                result = await model.service.map(state.uid, prompt)
+        except BridgeError as error:
+            result = Unmapped(str(error))
+        except Exception as error:
+            log.exception("mapping failed", call=call.request.call_id)
+            result = Unmapped(f"the mapping failed: {type(error).__name__}")
+        call.mapping_kind = MappingKind.NONE if isinstance(result, Unmapped) else MappingKind.EXACT
+        self._post(call, lambda: self._record_mapping(call, result))
+        return result
+
+    async def _record_mapping(self, call: TrackedCall, result: MappedPrompt | Unmapped) -> None:
+        if call.mapping_recorded:
+            return
+        call.mapping_recorded = True
+        if isinstance(result, Unmapped):
+            mapping = PromptMapping(kind=MappingKind.NONE, reason=result.reason)
+        else:
+            mapping = result.observed()
+        bytes_per_token, left = self.declarations.pin_budget(call.request.tenant)
+        await self.tracker.observe(
+            call.uid,
+            CallMapping(
+                at_ns=self.tracker.clock.now_ns(),
+                call_id=call.request.call_id,
+                attempt=call.attempt,
+                mapping=mapping,
+                bytes_per_token=bytes_per_token,
+                budget_left_bytes=left,
+            ),
+        )
+
+    def _first_token(self, call: TrackedCall) -> None:
+        async def record() -> None:
+            if call.uid:
+                await self.tracker.observe(
+                    call.uid,
+                    FirstToken(
+                        at_ns=self.tracker.clock.now_ns(), call_id=call.request.call_id, attempt=call.attempt
+                    ),
+                )
+
+        self._post(call, record)
+
+    def _end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
+        request = call.request
+        completed = end is CallEnd.COMPLETED
+        answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
+        self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
+        self._post(call, lambda: self._record_end(call, end, facts, reason))
+
+    async def _record_end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
+        """The end stands behind the mapping: what a call leaves behind is known only in tokens."""
+        if not call.uid or call.mapping is None:
+            return
+        result = await call.mapping
+        await self._record_mapping(call, result)
+        called = [c for choice in facts.choices for c in choice.tool_calls]
+        finish = next((c.finish_reason for c in facts.choices if c.finish_reason), "")
+        waits = bool(called) or finish == TOOL_FINISH
+        usage = facts.usage
+        await self.tracker.observe(
+            call.uid,
+            CallEnding(
+                at_ns=self.tracker.clock.now_ns(),
+                call_id=call.request.call_id,
+                attempt=call.attempt,
+                end=end,
+                wait=WaitKind.TOOL if waits else WaitKind.UNKNOWN,
+                tool=called[0].name if called else "",
+                finish_reason=finish,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=-1 if usage.cached_tokens is None else usage.cached_tokens,
+                output_tokens=usage.completion_tokens,
+                detail=reason,
+            ),
+        )
+        if isinstance(result, MappedPrompt):
+            self._tasks.spawn(self._verify(call, result, end, usage.completion_tokens))
+
+    async def _verify(
+        self, call: TrackedCall, mapped: MappedPrompt, end: CallEnd, output_tokens: int
+    ) -> None:
+        size = mapped.chunk_tokens
+        computed = ComputedCall(
+            uid=call.uid,
+            call_id=call.request.call_id,
+            attempt=call.attempt,
+            namespace=call.request.namespace,
+            keys=mapped.chunk_keys,
+            tail_ids=tuple(mapped.token_ids[len(mapped.chunk_keys) // KEY_BYTES * size :]),
+            num_tokens=mapped.num_tokens,
+            chunk_size=size,
+            began=call.began,
+            completed=end is CallEnd.COMPLETED,
+            output_tokens=output_tokens,
+            num_choices=call.request.chat.num_choices,
+            stored_limit=call.bypass_from_token,
+        )
+        try:
+            await self._verifier.verify(computed)
+        except (LifecycleError, BridgeError) as error:
+            log.warning("verification failed", call=call.request.call_id, error=str(error))
+
+    # -- failures -----------------------------------------------------------------------------------------
+
+    def _post(self, call: TrackedCall, job: Callable[[], Awaitable[None]]) -> None:
+        """A call that cannot be followed counts as untracked: its chunks may be alive or dead."""
+        request = call.request
+
+        async def guarded() -> None:
+            try:
+                await job()
+            except Exception as error:
+                log.exception("a call is not tracked", call=request.call_id)
+                self.note_untracked(request.namespace, f"tracking failed: {type(error).__name__}")
+
+        self._mailboxes.post((request.tenant, request.identity.context_id), guarded)
+
+    def note_untracked(self, namespace: Namespace | None, reason: str) -> None:
+        """Inference goes out without being followed; None, or a model we do not know: it may be any."""
+        if namespace is None or namespace.model not in self._models:
+            known = self.tracker.contexts.index.namespaces()
+            configured = [Namespace(m.name, "", m.fingerprint) for m in self._models.values()]
+            affected = sorted({*known, *configured})
+        else:
+            affected = [namespace]
+        for each in affected:
+            self._tasks.spawn(self._record_untracked(each, reason))
+
+    async def _record_untracked(self, namespace: Namespace, reason: str) -> None:
+        try:
+            await self.tracker.untracked(namespace, reason)
+        except LogUnavailable as error:
+            log.warning("an untracked call waits for the event log", error=str(error))
+
+    def _service(self, model: str) -> MappingService | None:
+        known = self._models.get(model)
+        return known.service if known else None
