@@ -102,6 +102,12 @@ def short_hash(block_hash: bytes | int) -> int:
     return block_hash & SHORT_HASH_MASK
 
 
+def chunk_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Key of the one chunk that follows `parent`."""
+    wire = b"".join(token.to_bytes(4, "big") for token in token_ids)
+    return bytes(blake3(parent + wire).digest())
+
+
 def decode_payload(payload: bytes) -> tuple[int, list[CacheEvent]]:
     """Engine time in nanoseconds and the events of one batch; unknown kinds and media are left out.
 
@@ -291,8 +297,7 @@ def generated_chunks(
     while frontier:
         parent, prefix = frontier.pop(0)
         for event in children.get(short_hash(parent), ()):
-            wire = b"".join(token.to_bytes(4, "big") for token in event.token_ids)
-            key = blake3(parent + wire).digest()
+            key = chunk_key(parent, event.token_ids)
             is_ours = event.token_ids[: len(prefix)] == prefix and short_hash(key) == event.hashes[0]
             if is_ours and key not in found:
                 found[key] = GeneratedChunk(key=key, parent=parent, token_ids=event.token_ids)

@@ -1,0 +1,118 @@
+"""What a call generated, read from the engine's own cache events.
+
+The engine reports every full block of its prefix cache in the step that fills it, generated ones included,
+with the tokens and the `session_id` of the call. That is prompter than the cache server's reports of chunks
+in L1, which an idle engine passes on only with its next step. A block's event says its parent and not its
+position, so positions are kept for every block seen: a call whose prompt was found in the prefix cache
+reports only what it added.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine_bridge.cache_events import (
+    BlocksRemoved,
+    BlocksStored,
+    EventBatch,
+    GeneratedChunk,
+    IncarnationChanged,
+    TierCleared,
+    chunk_key,
+)
+from engine_bridge.chunk_keys import ROOT
+from lifecycle.core.ids import KEY_BYTES
+from lifecycle.vocabulary import Tier
+
+MAX_POSITIONS = 4_000_000
+MAX_SESSIONS = 20_000
+"""Beyond these the oldest are forgotten; what they generated is then not known."""
+
+
+class _Block(NamedTuple):
+    """Tokens `[start, start + len(tokens))` of a call."""
+
+    parent: int | None
+    start: int
+    tokens: tuple[int, ...]
+
+
+class CallBlocks:
+    """Blocks by `session_id`. Use an id for one attempt of one call, and `forget` it when it is over."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[int, int] = OrderedDict()
+        self._sessions: OrderedDict[str, dict[int, _Block]] = OrderedDict()
+
+    def take(self, batch: EventBatch) -> None:
+        """Take in one batch of the engine's stream, in order."""
+        for event in batch.events:
+            if isinstance(event, BlocksStored):
+                if event.tier is Tier.GPU:
+                    self._store(event)
+            elif isinstance(event, BlocksRemoved):
+                if event.tier is Tier.GPU:
+                    for block in event.hashes:
+                        self._ends.pop(block, None)
+            elif isinstance(event, TierCleared | IncarnationChanged):
+                self._ends.clear()
+
+    def _store(self, event: BlocksStored) -> None:
+        end = 0 if event.parent is None else self._ends.get(event.parent)
+        if end is None or len(event.token_ids) != len(event.hashes) * event.block_size:
+            return
+        parent = event.parent
+        for index, block in enumerate(event.hashes):
+            start, end = end, end + event.block_size
+            self._ends[block] = end
+            if event.session_id is not None:
+                tokens = event.token_ids[index * event.block_size : (index + 1) * event.block_size]
+                self._sessions.setdefault(event.session_id, {})[block] = _Block(parent, start, tokens)
+            parent = block
+        while len(self._ends) > MAX_POSITIONS:
+            self._ends.popitem(last=False)
+        while len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+
+    def generated(
+        self, session_id: str, prompt_keys: bytes, tail_ids: Sequence[int], chunk_size: int
+    ) -> list[GeneratedChunk]:
+        """Full chunks behind a call's prompt, parents first; several choices make a tree.
+
+        `prompt_keys` is the run of the prompt's chunk keys, `tail_ids` its tokens behind the last of them.
+        The keys follow from the engine's tokens; that the cache holds them must still be looked up.
+        """
+        blocks = self._sessions.get(session_id, {})
+        base = len(prompt_keys) // KEY_BYTES * chunk_size
+        children: dict[int | None, list[int]] = {}
+        for name, block in blocks.items():
+            if block.start >= base:
+                children.setdefault(block.parent, []).append(name)
+        tail = tuple(tail_ids)
+        found: dict[bytes, GeneratedChunk] = {}
+        # What stands before the first block the call reported was in the prefix cache: it is in the tail.
+        pending = [
+            (name, prompt_keys[-KEY_BYTES:] or ROOT, tail[: blocks[name].start - base])
+            for parent, names in children.items()
+            if parent not in blocks or blocks[parent].start < base
+            for name in names
+            if blocks[name].start - base <= len(tail)
+        ]
+        while pending:
+            name, key, tokens = pending.pop(0)
+            block = blocks[name]
+            known = tail[block.start - base : block.start - base + len(block.tokens)]
+            if block.tokens[: len(known)] != known:
+                continue
+            tokens = tokens + block.tokens
+            while len(tokens) >= chunk_size:
+                parent_key, key = key, chunk_key(key, tokens[:chunk_size])
+                chunk = GeneratedChunk(key=key, parent=parent_key, token_ids=tokens[:chunk_size])
+                found.setdefault(key, chunk)
+                tokens = tokens[chunk_size:]
+            pending += [(child, key, tokens) for child in children.get(name, ())]
+        return list(found.values())
+
+    def forget(self, session_id: str) -> None:
+        """Drop what is kept for a call that is over."""
+        self._sessions.pop(session_id, None)
