@@ -376,7 +376,7 @@ class ChunkIndex:
             yield namespace, books.last_untracked_ns, books.unknown_confirmed
             yield books.directives, books.unmapped, books.unknown_flights
             chunks = (
-                (key, run.refs, run.flags[at], run.dead_ns, run.retry_ns)
+                (key, run.refs, run.flags[at], run.dead_ns, run.retry_ns, run.owner)
                 for run in books.runs.runs()
                 for at, key in enumerate(split_keys(run.keys))
             )

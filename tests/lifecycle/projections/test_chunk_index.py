@@ -76,6 +76,7 @@ class Chunk:
     flags: int = 0
     dead_ns: int = 0
     retry_ns: int = 0
+    owner: str = ""
 
 
 def anybody(owner: str) -> bool:
@@ -113,10 +114,10 @@ class Model:
                     del chunks[key]
         if after is not None:
             self.contexts[after.uid] = after
-            self._recount(after.namespace)
+            self._recount(after)
             if isinstance(event, GenerationMapped) and event.parent == ROOT:
                 for key in split_keys(event.keys):
-                    self.chunks[after.namespace].setdefault(key, Chunk(dead_ns=self.now))
+                    self.chunks[after.namespace].setdefault(key, Chunk(dead_ns=self.now, owner=after.uid))
         elif isinstance(event, ChunksConfirmed):
             for key in split_keys(event.keys):
                 chunk = self.chunks[event.namespace].get(key)
@@ -138,9 +139,9 @@ class Model:
             for key, chunk in chunks.items():
                 chunk.flags = chunk.flags & ~4 | (4 if key in asked else 0)
 
-    def _recount(self, namespace: Namespace) -> None:
-        counts = self.references(namespace)
-        chunks = self.chunks[namespace]
+    def _recount(self, context: ContextState) -> None:
+        counts = self.references(context.namespace)
+        chunks = self.chunks[context.namespace]
         for key in counts:
             chunk = chunks.setdefault(key, Chunk())
             if chunk.dead_ns:
@@ -149,6 +150,7 @@ class Model:
         for key, chunk in chunks.items():
             if key not in counts and not chunk.dead_ns:
                 chunk.dead_ns = self.now
+                chunk.owner = context.uid
 
     def _gone(self, namespace: Namespace, keys: bytes) -> None:
         for key in split_keys(keys):
@@ -295,7 +297,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(pick=PICK, known=st.lists(st.booleans(), max_size=2), unmapped=st.sampled_from(["", "", "lost"]))
     def calls_and_mapping(self, pick, known, unmapped) -> None:
         flights = tuple(
-            Flight(call_id=f"c{i}", attempt=1, tip=0, tail=0, tails=(), arrived_ns=0, mapping_known=k)
+            Flight(call_id=f"c{i}", attempt=1, tip=0, tail=0, tails=(), arrived_ns=self.now, mapping_known=k)
             for i, k in enumerate(known)
         )
         self.changed(self.pick_context(pick), flights=flights, unmapped=unmapped)
@@ -351,9 +353,13 @@ class IndexMachine(RuleBasedStateMachine):
         directive = kind(directive_id=self.fresh("d"), namespace=namespace, reason="asked", keys=keys)
         self.step(DirectiveProposed(at_ns=self.now, directive=directive, as_of=0))
 
-    @rule(namespace=NS)
-    def plan_asks(self, namespace) -> None:
-        directive = plan_reclaim(self.index, namespace, self.now, len(self.steps), self.fresh("d"), anybody)
+    @rule(namespace=NS, pick=PICK)
+    def plan_asks(self, namespace, pick) -> None:
+        """For the chunks that some contexts let go, and dead before any call of unknown chain came."""
+        owners = {uid for uid in self.model.contexts if pick.random() < 0.8}
+        directive = plan_reclaim(
+            self.index, namespace, self.now, len(self.steps), self.fresh("d"), owners.__contains__
+        )
         contexts = [c for c in self.model.contexts.values() if c.namespace == namespace]
         chunks = self.model.chunks[namespace]
         untracked = self.model.untracked.get(namespace)
@@ -364,9 +370,9 @@ class IndexMachine(RuleBasedStateMachine):
             key
             for key, chunk in chunks.items()
             if chunk.dead_ns and chunk.retry_ns <= self.now and chunk.flags in ({3} if doubt else {3, 11})
+            if chunk.owner in owners
+            if all(f.mapping_known or chunk.dead_ns < f.arrived_ns for c in contexts for f in c.flights)
         }
-        if any(not f.mapping_known for c in contexts for f in c.flights):
-            free = set()
         if not free:
             assert directive is None
             return
