@@ -111,7 +111,7 @@ def mapped(decision: Decision, observation: CallMapping) -> None:
         return
     if flight.pins and flight.call_id not in state.pinned_calls:
         pin_from_call(decision, flight, observation)
-    if flight.prefilled and not flight.stale and decision.state.open:
+    if flight.prefilled and not flight.stale and decision.state.open and not decision.state.one_off:
         follow_pins(decision, flight)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from lifecycle.core.observations import MessageFact
-from lifecycle.core.state import ROOT, TAIL_INDEX, Branch, ContextState, path
+from lifecycle.core.state import ROOT, TAIL_INDEX, Branch, ContextState, Version, path
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -50,15 +50,16 @@ def _deepest(state: ContextState, head: bytes, messages: Sequence[MessageFact]) 
 
     Siblings may carry the same digest (the same message, rendered otherwise), so a frontier is kept.
     """
-    children: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+    children: dict[int, list[Version]] = defaultdict(list)
     for version in state.versions.values():
         if version.index != TAIL_INDEX:
-            children[version.parent, version.digest].append(version.id)
-    frontier = children.get((ROOT, head), [])
+            children[version.parent].append(version)
+    frontier = [v.id for v in children.get(ROOT, ()) if v.digest == head]
     if not frontier:
         return ROOT, 0
     for depth, message in enumerate(messages):
-        following = [c for v in frontier for c in children.get((v, message.digest), ())]
+        digest = message.digest
+        following = [c.id for v in frontier for c in children.get(v, ()) if c.digest == digest]
         if not following:
             return max(frontier), depth
         frontier = following

@@ -128,7 +128,15 @@ def _follow(
         return flight.prefilled and not flight.stale and not branch.doubted_ns
 
     flights = tuple(
-        replace(f, tip=new_tip, tail=moved[f.tail], tails=copies(f.tails)) if f is flight else f
+        replace(
+            f,
+            tip=new_tip,
+            tail=moved[f.tail],
+            tails=copies(f.tails),
+            cut=moved.get(f.cut, f.cut),
+        )
+        if f is flight
+        else f
         for f in state.flights
     )
     branches = tuple(

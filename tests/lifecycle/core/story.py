@@ -111,6 +111,9 @@ def check_always(state: ContextState) -> None:
     assert held == set(state.versions)
     assert len({b.id for b in state.branches}) == len(state.branches)
     assert len({p.pin_id for p in state.pins}) == len(state.pins)
+    for flight in state.flights:
+        assert (flight.cut == ROOT) == (not flight.stale)
+        assert flight.cut in {ROOT, *(v.id for v in path(state.versions, flight.tip))}
     for branch in state.branches:
         on_path = {v.id for v in path(state.versions, branch.tip)}
         assert branch.closed_tip in on_path or branch.closed_tip == ROOT
@@ -120,7 +123,7 @@ def check_always(state: ContextState) -> None:
 
 
 class Story:
-    """One context. `events` is all that was decided; `seen` what the last step added."""
+    """One context. `events` is all there was, `seen` what the last step (`last`, on `before`) added."""
 
     def __init__(
         self,
@@ -138,25 +141,33 @@ class Story:
             context_id="child" if parent else "ctx",
             namespace=NAMESPACE,
             rung=IdentityRung.EXPLICIT,
+            parent=parent.state.uid if parent else "",
             fork=fork,
             upto=upto,
             one_off=one_off,
         )
+        self.opened = opened
+        self.parent_steps = len(parent.steps) if parent else 0
+        self.steps: list[tuple[Observation, list[ContextEvent], ContextState]] = []
         self.events: list[ContextEvent] = open_context(opened, parent.state if parent else None)
         self.seen = list(self.events)
         self.state = evolve(None, self.events[0])
         self.lists: dict[tuple[str, int], list[str]] = {}
         self.seqs = 0
+        self.last: Observation = Tick(at_ns=self.now)
+        self.before = self.state
         check_always(self.state)
 
     # -- steps --------------------------------------------------------------------------------------------
 
     def see(self, observation: Observation) -> list[ContextEvent]:
         """Any observation."""
+        self.last, self.before = observation, self.state
         self.seen = decide(self.state, observation)
         for event in self.seen:
             self.state = evolve(self.state, event)
         self.events += self.seen
+        self.steps.append((observation, self.seen, self.state))
         check_always(self.state)
         return self.seen
 

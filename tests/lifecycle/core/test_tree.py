@@ -1,4 +1,4 @@
-"""How tokens land in the tree: a chunk belongs to the message of its last token, a copy leaves the old alone."""
+"""How tokens land in the tree: who owns a chunk, and that a copy leaves the old version alone."""
 
 from hypothesis import given
 from hypothesis import strategies as st
