@@ -432,6 +432,8 @@ class IndexMachine(RuleBasedStateMachine):
             keys = b"".join(self.model.chunks[namespace])
             unshown = [k for k, c in self.model.chunks[namespace].items() if not c.flags & 1]
             assert self.index.unverified(namespace, keys) == unshown
+            for run in self.index.dead_runs(namespace, demoted=True):
+                assert {self.model.chunks[namespace][k].owner for k in split_keys(run.keys)} == {run.owner}
 
     @invariant()
     def who_is_in_the_way_is_known(self) -> None:
@@ -606,6 +608,10 @@ def test_a_fork_keeps_what_it_shares_until_both_are_gone(parent_first):
     gone = parents if parent_first else childs
     assert planned(index) == set(split_keys(gone)) - set(split_keys(shared))
     second.see(CloseRequested(at_ns=SECOND, reason="done"))
+    assert first.state is not None
+    of_first = plan_reclaim(index, NAMESPACES[0], 2 * SECOND, 1, "d", first.state.uid.__eq__)
+    assert of_first is not None, "what was shared counts as the last one's"
+    assert set(split_keys(of_first.keys)) == set(split_keys(gone)) - set(split_keys(shared))
     assert planned(index) == set(split_keys(parents)) | set(split_keys(childs))
 
 
