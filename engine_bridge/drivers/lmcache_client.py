@@ -15,7 +15,9 @@ from engine_bridge.drivers.lmcache_keys import ObjectKey, batched
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.vocabulary import Tier
 
-REQUEST_SECONDS = 30.0
+TIMEOUT = httpx.Timeout(30.0, connect=3.0)
+"""Seconds. Deleting thousands of files takes a while; a server that is there accepts at once."""
+
 PAGE = 10_000
 LOOKUP_OBJECTS = 2000
 """A reply holds every chunk's token ids: more at once would keep the event loop busy for too long."""
@@ -96,9 +98,9 @@ class _Pins(msgspec.Struct):
 class LmcacheClient:
     """Every call raises `CacheUnavailable` for what went wrong on the other side or on the way."""
 
-    def __init__(self, coordinator_url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, coordinator_url: str) -> None:
         self._coordinator = coordinator_url.rstrip("/")
-        self._http = httpx.AsyncClient(timeout=REQUEST_SECONDS, headers=headers, trust_env=False)
+        self._http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -186,10 +188,17 @@ class LmcacheClient:
         await self.call("DELETE", f"{self._coordinator}/cache/pins", dict[str, Any], body)
 
     async def call(
-        self, method: str, url: str, reply: type[Reply], body: object = None, absent: Reply | None = None
+        self,
+        method: str,
+        url: str,
+        reply: type[Reply],
+        body: object = None,
+        *,
+        absent: Reply | None = None,
+        extra_headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """One request, decoded as `reply`; `absent` stands for a 404."""
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", **(extra_headers or {})}
         content = None if body is None else msgspec.json.encode(body)
         try:
             response = await self._http.request(method, url, content=content, headers=headers)

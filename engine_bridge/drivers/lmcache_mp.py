@@ -33,7 +33,8 @@ class LmcacheMp:
     """`CacheControl` for one engine and its cache fleet. Nothing is deleted before `self_test` was ok.
 
     `key_models` maps served model names to the name in cache keys where the engine's `/v1/models` does not
-    tell; `settle_seconds` 0 derives the wait between two looks from the servers' event flush interval.
+    tell; `upstream_headers` go with the self-test's calls to the engine only; `settle_seconds` 0 derives the
+    wait between two looks from the servers' event flush interval.
     """
 
     def __init__(
@@ -48,14 +49,15 @@ class LmcacheMp:
         key_models: Mapping[str, str] | None = None,
         settle_seconds: float = 0.0,
         attempts: int = ATTEMPTS,
-        headers: Mapping[str, str] | None = None,
+        upstream_headers: Mapping[str, str] | None = None,
     ) -> None:
-        self._client = LmcacheClient(coordinator_url, headers)
+        self._client = LmcacheClient(coordinator_url)
         self._upstream_url = upstream_url
         self._chunk_size = chunk_size
         self._l2_pins = l2_pins
         self._salts_adapters = salts_adapters
         self._tokenize = tokenize
+        self._upstream_headers = dict(upstream_headers or {})
         self._key_models = dict(key_models or {})
         self._settle_seconds = settle_seconds
         self._remover = ChunkRemover(self._client, settle_seconds or MIN_SETTLE_SECONDS, attempts)
@@ -93,6 +95,7 @@ class LmcacheMp:
             chunk_size=self._chunk_size,
             tokenize=self._tokenize,
             salts_adapters=self._salts_adapters,
+            upstream_headers=self._upstream_headers,
         )
         found = self._findings = await test.run()
         self._is_trusted = not found.problems

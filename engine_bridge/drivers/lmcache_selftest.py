@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from engine_bridge.chunk_keys import chunk_keys
-from engine_bridge.drivers.lmcache_client import Found, Instance, LmcacheClient
+from engine_bridge.drivers.lmcache_client import Found, Instance, LmcacheClient, Reply
 from engine_bridge.drivers.lmcache_keys import (
     CannotExpand,
     Layout,
@@ -89,12 +89,14 @@ class StartupTest:
         chunk_size: int = 0,
         tokenize: Tokenize | None = None,
         salts_adapters: bool = False,
+        upstream_headers: Mapping[str, str] | None = None,
     ) -> None:
         self._client = client
         self._upstream = upstream_url.rstrip("/")
         self._chunk_size = chunk_size
         self._tokenize = tokenize
         self._salts_adapters = salts_adapters
+        self._headers = upstream_headers
         self._found = Findings()
         self._problems = self._found.problems = []
 
@@ -161,13 +163,13 @@ class StartupTest:
 
     async def _check_engine(self) -> str | None:
         """Served name of the base model to probe with."""
-        version = (await self._client.call("GET", f"{self._upstream}/version", _Version)).version
+        version = (await self._engine("GET", "/version", _Version)).version
         if version not in KNOWN_VLLM:
             self._problems.append(
                 f"the engine is vLLM {version}, tested are {', '.join(sorted(KNOWN_VLLM))}: "
                 "observe only, until this version is tested"
             )
-        models = (await self._client.call("GET", f"{self._upstream}/v1/models", _Models)).data
+        models = (await self._engine("GET", "/v1/models", _Models)).data
         base = [model for model in models if not model.parent]
         self._found.key_models = {model.id: model.root or model.id for model in base}
         adapters = [model.id for model in models if model.parent]
@@ -176,18 +178,22 @@ class StartupTest:
                 f"adapters {', '.join(sorted(adapters))} share cache keys with their base model: "
                 "salt their calls by adapter"
             )
-        info = await self._client.call(
-            "GET", f"{self._upstream}/server_info?config_format=json", dict[str, Any], absent={}
-        )
+        info = await self._engine("GET", "/server_info?config_format=json", dict[str, Any], absent={})
         self._found.save_decode_cache = saves_decode(info)
         if not base:
             self._problems.append("the engine serves no base model: check /v1/models")
             return None
         return base[0].id
 
+    async def _engine(
+        self, method: str, path: str, reply: type[Reply], body: object = None, absent: Reply | None = None
+    ) -> Reply:
+        url = self._upstream + path
+        return await self._client.call(method, url, reply, body, absent=absent, extra_headers=self._headers)
+
     async def _engine_tokens(self, model: str, text: str) -> list[int]:
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return (await self._client.call("POST", f"{self._upstream}/tokenize", _Tokens, body)).tokens
+        return (await self._engine("POST", "/tokenize", _Tokens, body)).tokens
 
     async def _check_tokenizer(self, model: str) -> None:
         if self._tokenize is None:
@@ -263,7 +269,7 @@ class StartupTest:
 
     async def _call_engine(self, model: str, token_ids: Sequence[int], extra: Mapping[str, object]) -> None:
         body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, **extra}
-        await self._client.call("POST", f"{self._upstream}/v1/completions", dict[str, Any], body)
+        await self._engine("POST", "/v1/completions", dict[str, Any], body)
 
     async def _await_stored(self, keys: Sequence[bytes], key_model: str, layout: Layout) -> list[Found]:
         """Objects of the keys once all have a copy, or as they are after a bounded wait."""

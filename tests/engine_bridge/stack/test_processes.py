@@ -1,5 +1,6 @@
 """Children start, are waited for, die loudly and are stopped with all their children."""
 
+import asyncio
 import os
 import socket
 import sys
@@ -60,6 +61,10 @@ async def test_stop_ends_the_grandchildren_too_and_twice_changes_nothing(tmp_pat
     await child.stop()
     await child.stop()
     assert not is_running(parent)
+    for _ in range(100):  # it is killed, and the system takes it away in its own time
+        if not is_running(grandchild):
+            break
+        await asyncio.sleep(0.05)
     assert not is_running(grandchild)
 
 
