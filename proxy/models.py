@@ -1,6 +1,7 @@
 """Which models are mapped, and how: tokenizer and template from disk, name and version from the engine."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -9,11 +10,13 @@ import msgspec
 from engine_bridge.errors import Unmappable
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.model_profile import EngineFacts, ModelProfile
+from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.service import MappingService
 from engine_bridge.mapping.workers import RenderWorkers
 from proxy.config import ModelConfig
 
 ASK_SECONDS = 5.0
+WARM_UP_KEY = "warm-up"
 
 
 class EngineUnreached(Exception):
@@ -69,6 +72,14 @@ def mapped_model(profile: ModelProfile, chunk_tokens: int, num_workers: int) -> 
     """The model ready to map, in chunks of the cache's size."""
     service = MappingService(ChatMapper(profile, chunk_tokens), RenderWorkers(num_workers))
     return MappedModel(profile.name, service, profile.fingerprint)
+
+
+async def warm_up(model: MappedModel) -> None:
+    """Start the render processes with a first prompt: they take seconds, which no call should wait for."""
+    if model.service is not None:
+        with suppress(Unmappable):
+            await model.service.map(WARM_UP_KEY, ChatPrompt(messages=[{"role": "user", "content": "hi"}]))
+        model.service.forget(WARM_UP_KEY)
 
 
 def plain_ids(profile: ModelProfile, text: str) -> Sequence[int]:

@@ -29,7 +29,15 @@ from proxy.declarations import Declarations, PinTerms
 from proxy.lineage import LineageIndex
 from proxy.mailbox import Mailboxes
 from proxy.metrics import Metrics
-from proxy.models import EngineUnreached, MappedModel, ask_engine, load_profile, mapped_model, plain_ids
+from proxy.models import (
+    EngineUnreached,
+    MappedModel,
+    ask_engine,
+    load_profile,
+    mapped_model,
+    plain_ids,
+    warm_up,
+)
 from proxy.modes import Modes
 from proxy.pin_keeper import PinKeeper
 from proxy.system import RandomIds, SystemClock
@@ -171,9 +179,11 @@ class Runtime:
             return
         for name, profile in self._profiles.items():
             if self.models[name].service is None:
-                self.models[name] = mapped_model(
+                model = mapped_model(
                     profile, chunk_tokens or DEFAULT_CHUNK_TOKENS, self.config.mapping_workers
                 )
+                await warm_up(model)
+                self.models[name] = model
 
     def _tokenize(self, text: str) -> Sequence[int]:
         """Our side of the parity check, by the first model; without any there is nothing to compare."""

@@ -25,7 +25,8 @@ from proxy.lifecycle_fields import LifecycleFields
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A call that is to be tracked: who, what, and what it says of itself.
 
-    `uid` names the context, or the one to be opened under that name.
+    `uid` names the context, or the one to be opened under that name. `awaits_plan` says that its body may
+    carry a hint, or that an operation must be taken in first.
     """
 
     tenant: str
@@ -34,6 +35,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity
     uid: str
     call_id: str
+    awaits_plan: bool
     chat: ChatCall
     fields: LifecycleFields
 
@@ -60,6 +62,7 @@ class TrackedCall:
     ) -> None:
         self.request = request
         self.began = began
+        self.ended = began
         self.uid = ""
         self.attempt = 0
         self.mapping_kind = MappingKind.NONE

@@ -100,6 +100,7 @@ class Tracking:
             context_id = f"{context_id}~{self._ids.new('once')}"
             known = None
         uid = known.uid if known is not None else self._ids.new("c")
+        one_off = fields.one_off or (known is not None and known.one_off)
         self._lineage.observe_call(tenant, context_id, call_id, chat)
         return CallRequest(
             tenant=tenant,
@@ -108,6 +109,7 @@ class Tracking:
             identity=msgspec.structs.replace(identity, context_id=context_id),
             uid=uid,
             call_id=call_id,
+            awaits_plan=one_off or fields.seq is not None,
             chat=chat,
             fields=fields,
         )
@@ -115,10 +117,11 @@ class Tracking:
     async def begin(self, request: CallRequest) -> TrackedCall:
         """Take a call in; answers when its body may leave.
 
-        That is at once, or in enforce when its plan is recorded, and no later than the plan's wait.
+        That is at once, unless (in enforce) its plan may add a hint, or it names an operation sent before
+        it: then when that is recorded, and no later than the plan's wait.
         """
         call = TrackedCall(request, self._verifier.journal.now(), self._first_token, self._end)
-        if request.mode is Mode.ENFORCE:
+        if request.mode is Mode.ENFORCE and request.awaits_plan:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._plan_wait_seconds):
                     await self._operations_sent_before(request)
@@ -294,6 +297,7 @@ class Tracking:
 
     def _end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
         request = call.request
+        call.ended = self._verifier.journal.now()
         completed = end is CallEnd.COMPLETED
         answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
         self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
@@ -342,6 +346,7 @@ class Tracking:
             num_tokens=mapped.num_tokens,
             chunk_size=size,
             began=call.began,
+            ended=call.ended,
             completed=end is CallEnd.COMPLETED,
             output_tokens=output_tokens,
             num_choices=call.request.chat.num_choices,
