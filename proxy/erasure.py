@@ -5,11 +5,10 @@ import msgspec
 from lifecycle.core.directives import Reclaim
 from lifecycle.core.ids import Namespace, split_keys
 from lifecycle.core.observations import CloseRequested, PinsDropped
+from lifecycle.core.plan import MAX_KEYS
 from lifecycle.core.state import ContextState
 from lifecycle.vocabulary import DirectiveOutcome
 from proxy.runtime import Runtime
-
-MAX_KEYS = 10_000
 
 
 class Erasure(msgspec.Struct, kw_only=True):

@@ -179,11 +179,11 @@ class Runtime:
             return
         for name, profile in self._profiles.items():
             if self.models[name].service is None:
-                model = mapped_model(
+                mapped = mapped_model(
                     profile, chunk_tokens or DEFAULT_CHUNK_TOKENS, self.config.mapping_workers
                 )
-                await warm_up(model)
-                self.models[name] = model
+                await warm_up(mapped)
+                self.models[name] = mapped
 
     def _tokenize(self, text: str) -> Sequence[int]:
         """Our side of the parity check, by the first model; without any there is nothing to compare."""

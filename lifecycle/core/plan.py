@@ -13,8 +13,11 @@ from lifecycle.core.ids import KEY_BYTES, Namespace
 from lifecycle.core.state import ContextState, PinHold, chain, live_ids, path
 from lifecycle.vocabulary import UNTRACKED_RECENT_SECONDS
 
-MAX_KEYS = 10_000
-"""Most chunks of one directive: the cache takes no more in one request."""
+MAX_KEYS = 2_000
+"""Most chunks of one directive: its events take about 10 ms of the event loop."""
+
+UNKNOWN_HOLD_NS = 5 * 10**9
+"""How long a dead chunk waits for calls whose chain is not known yet; mapping takes a fraction of that."""
 
 UNTRACKED_RECENT_NS = int(UNTRACKED_RECENT_SECONDS * 1e9)
 
@@ -90,10 +93,11 @@ def plan_reclaim(
 ) -> Reclaim | Demote | None:
     """What to free now: dead chunks, shown by the cache, stored by our calls, not already asked for.
 
-    A call whose chain is still unknown could need any chunk that was alive when it arrived, so only what was
-    dead before the oldest such call counts. Demote instead of Reclaim while somebody we cannot see may use
-    the same chunks. At most `MAX_KEYS` chunks, longest dead first, of contexts that `wanted_owner` accepts.
-    `as_of` is the position of the last event that `view` has seen.
+    A call whose chain is still unknown could need any chunk. So nothing is freed while there is one, except
+    what was dead before the oldest such call arrived and has waited for `UNKNOWN_HOLD_NS`: calls that follow
+    each other closely must not hold it for ever. Demote instead of Reclaim while somebody we cannot see may
+    use the same chunks. At most `MAX_KEYS` chunks, longest dead first, of contexts that `wanted_owner`
+    accepts. `as_of` is the position of the last event that `view` has seen.
     """
     unknown_ns = view.oldest_unknown_ns(namespace)
     doubt = _others_may_use(view, namespace, now_ns)
@@ -101,7 +105,8 @@ def plan_reclaim(
     settled = (
         run
         for run in view.dead_runs(namespace, demoted=not doubt)
-        if (unknown_ns is None or run.dead_ns < unknown_ns) and wanted_owner(run.owner)
+        if (unknown_ns is None or run.dead_ns < min(unknown_ns, now_ns - UNKNOWN_HOLD_NS))
+        and wanted_owner(run.owner)
     )
     keys = _eligible(settled, wanted, now_ns)
     if not keys:

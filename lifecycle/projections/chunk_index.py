@@ -1,8 +1,8 @@
 """Which chunks live contexts refer to, and what the cache said of them. Rebuilt from the log.
 
 A context counts once for each of its live versions whose run holds a chunk. A chunk without references is
-dead and stays in the books until it is known to be gone, or was never shown by the cache for
-`UNVERIFIED_NS`.
+dead and stays in the books until it is known to be gone, or was not proven to be ours for
+`UNPROVEN_NS`.
 """
 
 from collections import Counter, deque
@@ -27,8 +27,8 @@ from lifecycle.core.state import ROOT, ContextState, Version
 from lifecycle.projections.chunk_runs import Run, RunBook
 from lifecycle.vocabulary import DirectiveOutcome
 
-UNVERIFIED_NS = 120 * 10**9
-"""How long a dead chunk that the cache never showed is remembered, in event time."""
+UNPROVEN_NS = 120 * 10**9
+"""How long a dead chunk that is not proven to be ours is remembered, in event time: it may never be freed."""
 
 RETRY_NS = 30 * 10**9
 """How long after a directive came to nothing its chunks are left alone."""
@@ -85,7 +85,7 @@ class ChunkIndex:
     def __init__(self) -> None:
         self._books: dict[Namespace, _Books] = {}
         self._now_ns = 0
-        self._unverified: deque[tuple[int, Namespace, bytes]] = deque()
+        self._unproven: deque[tuple[int, Namespace, bytes]] = deque()
 
     # -- events -------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class ChunkIndex:
         `before` is None for a context's first event. Once only: an event applied twice counts twice.
         """
         self._now_ns = max(self._now_ns, event.at_ns)
-        self._forget_unverified()
+        self._forget_unproven()
         if after is not None:
             self._follow(before, after)
             if isinstance(event, GenerationMapped) and event.parent == ROOT:
@@ -170,7 +170,7 @@ class ChunkIndex:
             if stretch.run is not None:
                 run = runs.isolate(stretch)
                 runs.unrefer(run, self._now_ns, context.uid)
-                if not run.refs and not run.verified:
+                if not run.refs and not run.proven:
                     self._watch(context.namespace, run.keys)
 
     def _add_dead(self, context: ContextState, keys: bytes) -> None:
@@ -187,20 +187,20 @@ class ChunkIndex:
             self._mark_pending(books, b"".join(k for k in split_keys(keys) if k in books.asked))
 
     def _watch(self, namespace: Namespace, keys: bytes) -> None:
-        """Remember to look at keys that are dead now and may never be shown."""
-        self._unverified.append((self._now_ns, namespace, keys))
+        """Remember to look at keys that are dead now and may never be proven ours."""
+        self._unproven.append((self._now_ns, namespace, keys))
 
-    def _forget_unverified(self) -> None:
-        while self._unverified and self._now_ns - self._unverified[0][0] >= UNVERIFIED_NS:
-            dead_ns, namespace, keys = self._unverified.popleft()
+    def _forget_unproven(self) -> None:
+        while self._unproven and self._now_ns - self._unproven[0][0] >= UNPROVEN_NS:
+            dead_ns, namespace, keys = self._unproven.popleft()
             runs = self._of(namespace).runs
             for stretch in runs.stretches(keys):
                 run = stretch.run
-                if run is None or run.refs or run.dead_ns != dead_ns or run.verified:
+                if run is None or run.refs or run.dead_ns != dead_ns or run.proven:
                     continue
                 run = runs.isolate(stretch)
                 chunks = zip(split_keys(run.keys), run.flags, strict=True)
-                for lost in runs.stretches(b"".join(k for k, f in chunks if not f & _VERIFIED)):
+                for lost in runs.stretches(b"".join(k for k, f in chunks if not f & ChunkFlag.OURS)):
                     runs.drop(runs.isolate(lost))
 
     def _confirmed(self, event: ChunksConfirmed) -> None:

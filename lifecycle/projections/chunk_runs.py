@@ -16,8 +16,8 @@ from lifecycle.core.ids import KEY_BYTES
 from lifecycle.core.plan import DEMOTED, FRESH, ChunkFlag
 
 _WORDS_PER_KEY = KEY_BYTES // 8
-_VERIFIED, _PENDING, _DEMOTED = map(int, (ChunkFlag.VERIFIED, ChunkFlag.PENDING, ChunkFlag.DEMOTED))
-_WITHOUT = {flag: bytes(value for value in range(256) if not value & flag) for flag in (_VERIFIED, _PENDING)}
+_VERIFIED, _OURS, _PENDING, _DEMOTED = map(int, ChunkFlag)
+_WITHOUT = {flag: bytes(value for value in range(256) if not value & flag) for flag in map(int, ChunkFlag)}
 
 
 class Run(msgspec.Struct, eq=False, gc=False):
@@ -40,9 +40,9 @@ class Run(msgspec.Struct, eq=False, gc=False):
         return len(self.flags)
 
     @property
-    def verified(self) -> bool:
-        """Whether the cache showed every chunk."""
-        return _count(self.flags, _VERIFIED) == len(self.flags)
+    def proven(self) -> bool:
+        """Whether every chunk's store was reported while a call of ours computed it."""
+        return _count(self.flags, _OURS) == len(self.flags)
 
 
 class Stretch(msgspec.Struct, gc=False):

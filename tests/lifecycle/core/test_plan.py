@@ -23,6 +23,7 @@ from lifecycle.core.ids import KEY_BYTES, ContextKey, Namespace, split_keys
 from lifecycle.core.observations import MessageFact
 from lifecycle.core.plan import (
     MAX_KEYS,
+    UNKNOWN_HOLD_NS,
     UNTRACKED_RECENT_NS,
     ChunkFlag,
     plan_admission,
@@ -111,6 +112,8 @@ def test_only_what_is_proven_ours_and_not_asked_for_is_reclaimed(runs):
 def test_a_call_of_unknown_chain_protects_what_was_alive_when_it_came(runs, unknown_ns):
     before = [run for run in runs if run.dead_ns < unknown_ns]
     assert reclaim(Books(runs, unknown_ns)) == reclaim(Books(before))
+    soon = min((run.dead_ns for run in runs), default=1) + UNKNOWN_HOLD_NS
+    assert reclaim(Books([dataclasses.replace(r, retry_ns=0) for r in runs], unknown_ns), soon) is None
 
 
 @given(dead_runs(), dead_runs())

@@ -39,7 +39,7 @@ from lifecycle.core.observations import (
 )
 from lifecycle.core.plan import ChunkFlag, plan_reclaim
 from lifecycle.core.state import ROOT, ContextState, Flight, Version
-from lifecycle.projections.chunk_index import RETRY_NS, UNVERIFIED_NS, ChunkIndex
+from lifecycle.projections.chunk_index import RETRY_NS, UNPROVEN_NS, ChunkIndex
 from lifecycle.vocabulary import (
     UNTRACKED_RECENT_SECONDS,
     CallEnd,
@@ -110,7 +110,7 @@ class Model:
         self.now = max(self.now, event.at_ns)
         for chunks in self.chunks.values():
             for key, chunk in list(chunks.items()):
-                if chunk.dead_ns and not chunk.flags & 1 and self.now - chunk.dead_ns >= UNVERIFIED_NS:
+                if chunk.dead_ns and not chunk.flags & 2 and self.now - chunk.dead_ns >= UNPROVEN_NS:
                     del chunks[key]
         if after is not None:
             self.contexts[after.uid] = after
