@@ -119,7 +119,12 @@ class StartupTest:
                 return self._found
             await self._check_tokenizer(model)
             await self._check_keys(model, statuses)
-        except (CacheUnavailable, CannotExpand) as error:
+        except CannotExpand as error:
+            self._problems.append(
+                f"{error}: start the engine with LMCacheMPConnector pointing at these servers; "
+                "after a restart of a server it registers again within its heartbeat"
+            )
+        except CacheUnavailable as error:
             self._problems.append(f"{error}: check the address and that the server runs")
         return self._found
 

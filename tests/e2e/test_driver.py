@@ -1,19 +1,18 @@
 """The LMCache driver on the real stack: what a deployment would notice."""
 
 import asyncio
-from array import array
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from engine_bridge.cache_events import BlocksStored, EventSubscriber, generated_chunks
-from engine_bridge.chunk_keys import chunk_keys
+from engine_bridge.call_blocks import CallBlocks
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
 from engine_bridge.errors import CacheUnavailable
 from engine_bridge.stack.engine_stack import EngineStack
 from lifecycle.core.directives import Demote, Pin, Reclaim, Unpin
-from lifecycle.core.ids import Namespace, split_keys
+from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import DirectiveOutcome, Tier
 from tests.conformance.test_cache_control import CacheControlSuite, always
 from tests.e2e.engine_calls import EngineCalls, LmcacheSubject, StoredChain, fresh_tokens
@@ -233,22 +232,27 @@ class TestPins:
 
 
 class TestEvents:
-    async def collect(
-        self, subscriber: EventSubscriber, wanted: set[bytes], seconds: float = 20.0
-    ) -> list[BlocksStored]:
-        """Stored events until all wanted chunk keys were announced in L1."""
+    async def collect(self, calls: EngineCalls, wanted: set[bytes]) -> list[BlocksStored]:
+        """Stored events until all wanted chunk keys were announced in L1.
+
+        An idle engine keeps such reports until its next step, so it is given steps to make.
+        """
+        stack = calls.stack
+        subscriber = EventSubscriber(stack.events_endpoint, replay_endpoint=stack.replay_endpoint, topic="kv")
         stored: list[BlocksStored] = []
-        last = -1
-        try:
-            async with asyncio.timeout(seconds):
-                async for batch in subscriber.batches():
-                    last = batch.sequence
-                    stored += [event for event in batch.events if isinstance(event, BlocksStored)]
-                    wanted = wanted - {key for event in stored if event.tier is Tier.L1 for key in event.keys}
-                    if not wanted:
-                        break
-        except TimeoutError:
-            pytest.fail(f"{len(wanted)} chunks were not announced up to batch {last}: {stored[-3:]}")
+
+        async def listen(wanted: set[bytes]) -> None:
+            async for batch in subscriber.batches():
+                stored.extend(event for event in batch.events if isinstance(event, BlocksStored))
+                wanted = wanted - {key for event in stored if event.tier is Tier.L1 for key in event.keys}
+                if not wanted:
+                    return
+
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            listening = group.create_task(listen(wanted))
+            while not listening.done():
+                await calls.complete(fresh_tokens(1))
+                await asyncio.wait([listening], timeout=0.2)
         return stored
 
     async def test_stored_chunks_are_announced_under_our_keys_with_their_generated_tokens(
@@ -259,10 +263,7 @@ class TestEvents:
         # the last sampled token has no KV yet
         computed = [*prompt, *chain.generated][:-1]
         keys = calls.keys(computed)
-        subscriber = EventSubscriber(
-            engine_stack.events_endpoint, replay_endpoint=engine_stack.replay_endpoint, topic="kv"
-        )
-        stored = await self.collect(subscriber, set(keys))
+        stored = await self.collect(calls, set(keys))
         found = generated_chunks(b"".join(chain.keys), prompt[128:], stored)
         assert [chunk.key for chunk in found] == keys[2:]
         assert [token for chunk in found for token in chunk.token_ids] == computed[128 : 64 * len(keys)]
@@ -272,17 +273,45 @@ class TestEvents:
         assert seen == computed[: len(seen)]
         assert len(computed) - len(seen) < engine_stack.options.block_size
 
-    async def test_several_choices_leave_a_tree(self, engine_stack: EngineStack, calls: EngineCalls) -> None:
+    async def test_what_a_call_generated_is_known_when_it_ends_also_behind_a_cached_prompt(
+        self, engine_stack: EngineStack, calls: EngineCalls, subject: LmcacheSubject
+    ) -> None:
+        subscriber = EventSubscriber(
+            engine_stack.events_endpoint, replay_endpoint=engine_stack.replay_endpoint, topic="kv"
+        )
+        blocks = CallBlocks()
+
+        async def follow() -> None:
+            async for batch in subscriber.batches():
+                blocks.take(batch)
+
+        prompt = fresh_tokens(150)
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(follow())
+            await calls.complete(prompt)
+            for attempt in ("first", "second"):
+                chain = await calls.complete(prompt, max_tokens=120, session_id=attempt)
+                assert chain.reply["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+                expected = calls.keys([*prompt, *chain.generated][:-1])[len(chain.keys) :]
+                found: list[bytes] = []
+                for _ in range(50):
+                    chunks = blocks.generated(attempt, b"".join(chain.keys), prompt[128:], 64)
+                    found = [chunk.key for chunk in chunks]
+                    if found == expected:
+                        break
+                    await asyncio.sleep(0.1)
+                assert found == expected
+                await subject.await_tiers(found, BOTH)
+            following.cancel()
+
+    async def test_several_choices_leave_a_tree(self, calls: EngineCalls) -> None:
         prompt = fresh_tokens(100)
         chain = await calls.complete(prompt, max_tokens=60, n=2)
         endings = [choice["token_ids"] for choice in chain.reply["choices"]]
         expected = {
             key for ending in endings for key in calls.keys([*prompt, *ending][:-1])[len(chain.keys) :]
         }
-        subscriber = EventSubscriber(
-            engine_stack.events_endpoint, replay_endpoint=engine_stack.replay_endpoint, topic="kv"
-        )
-        stored = await self.collect(subscriber, expected)
+        stored = await self.collect(calls, expected)
         assert {
             chunk.key for chunk in generated_chunks(b"".join(chain.keys), prompt[64:], stored)
         } == expected
@@ -295,21 +324,22 @@ class TestEvents:
             engine_stack.events_endpoint, replay_endpoint=engine_stack.replay_endpoint, topic="kv"
         )
         sequences: list[int] = []
-        ready, mark = asyncio.Event(), fresh_tokens(64)
-        (wanted,) = split_keys(chunk_keys(array("I", mark), 64))
+        ready, last = asyncio.Event(), "the last call"
 
         async def listen() -> None:
             async for batch in subscriber.batches():
                 sequences.append(batch.sequence)
                 ready.set()
-                stored = [event for event in batch.events if isinstance(event, BlocksStored)]
-                if any(wanted in event.keys for event in stored):
+                if any(
+                    isinstance(event, BlocksStored) and event.session_id == last for event in batch.events
+                ):
                     return
 
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             group.create_task(listen())
             await ready.wait()
-            await calls.complete(mark)
+            await calls.complete(fresh_tokens(100))
+            await calls.complete(fresh_tokens(100), session_id=last)
         assert sequences == list(range(sequences[0], sequences[-1] + 1))
 
 
@@ -328,14 +358,13 @@ class TestRestarts:
                 break
             await asyncio.sleep(0.2)
         assert after != before
+        assert all(Tier.L1 not in each.tiers for each in await driver.locate(TINY, chain.keys))
         for _ in range(100):  # the engine registers again at its next heartbeat
-            try:
-                where = [each.tiers for each in await driver.locate(TINY, chain.keys)]
-            except CacheUnavailable:
-                await asyncio.sleep(0.2)
-                continue
-            break
-        assert all(Tier.L1 not in tiers for tiers in where)
+            test = await driver.self_test()
+            if test.ok:
+                break
+            await asyncio.sleep(0.5)
+        assert test.problems == ()
         fresh = await subject.store(2)
         assert (await driver.execute(reclaim(fresh.keys), always, lambda: None)).applied == 2
 
