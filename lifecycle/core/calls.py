@@ -41,7 +41,7 @@ def arrive(decision: Decision, call: CallArrival) -> None:
     """A call came: its versions are Active from now on.
 
     What it leaves behind is judged at its first token only, so that a call which never computes anything
-    changes nothing.
+    changes nothing. Only a context's first call can make it a one-off: a used one has more to lose.
     """
     state = decision.state
     if state.declared_length is not None and state.declared_length != len(call.messages):
@@ -67,7 +67,7 @@ def arrive(decision: Decision, call: CallArrival) -> None:
             concurrent=any(f.call_id != call.call_id for f in state.flights),
             streamed=call.streamed,
             num_choices=call.num_choices,
-            one_off=call.one_off,
+            one_off=call.one_off and (state.one_off or not state.attempts),
             closes=call.closes,
             pins=call.pins,
             wait=call.wait,

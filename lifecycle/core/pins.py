@@ -70,7 +70,7 @@ def grant_pin(
             index=version.index,
             until_ns=until_ns,
             size_bytes=size_bytes,
-            priority=priority,
+            priority=priority if priority is not None or known is None else known.priority,
         )
     )
     return ""

@@ -102,12 +102,16 @@ def placed_mapping(state: ContextState, event: CallMapped) -> ContextState:
 
 
 def tail_of(state: ContextState, call_id: str, attempt: int) -> Version | None:
-    """The tail of that attempt's prompt, while anything holds it."""
+    """The tail of that attempt's prompt, while anything holds it.
+
+    The newest, for a fork may have inherited one of a call of the same name.
+    """
     flight = state.flight(call_id, attempt)
     if flight is not None:
         return state.versions[flight.tail]
     tag = tail_tag(call_id, attempt)
-    return next((v for v in state.versions.values() if v.index == TAIL_INDEX and v.digest == tag), None)
+    tails = (v for v in state.versions.values() if v.index == TAIL_INDEX and v.digest == tag)
+    return max(tails, key=lambda v: v.id, default=None)
 
 
 def _follow(

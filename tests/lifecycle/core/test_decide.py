@@ -189,6 +189,13 @@ def test_a_call_may_make_its_context_a_one_off() -> None:
     assert story.state.versions == {}
 
 
+def test_a_used_context_cannot_become_a_one_off() -> None:
+    story = parent()
+    story.call("s0 u1 a1 a2 u3", "c2", one_off=True)
+    assert story.state.open
+    assert story.lists_live() == {"s0 u1 a1 a2 u3"}
+
+
 # -- close ------------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,14 @@ def test_a_second_identical_pin_changes_nothing_but_at_most_the_lease() -> None:
     assert story.state.versions == versions
 
 
+def test_renewing_a_pin_keeps_its_priority() -> None:
+    story = pinned(priority=3)
+    story.do(PinSpan, span=(0, 2), ttl=900.0)
+    assert [p.priority for p in story.state.pins] == [3]
+    story.do(PinSpan, span=(0, 2), priority=0)
+    assert [p.priority for p in story.state.pins] == [0]
+
+
 def test_unpin_brings_back_the_ordinary_state() -> None:
     story = pinned()
     story.do(UnpinSpan, span=(0, 2))

@@ -64,3 +64,17 @@ def test_the_tails_chunk_is_not_the_last_messages() -> None:
     assert tail is not None
     assert tail.end - tail.start == 1
     assert len(tail.keys) in (0, KEY_BYTES)
+
+
+def test_a_forks_own_call_is_not_taken_for_the_parents_of_the_same_name() -> None:
+    mother = Story()
+    mother.call("s0 u1")
+    child = Story(parent=mother, fork=True)
+    child.call("s0 u1")
+    child.generate("a1")
+    tail = tail_of(child.state, "c1", 1)
+    assert tail is not None
+    branch = child.state.current_branch()
+    assert branch is not None
+    assert any(child.state.versions[t].parent == tail.id for t in branch.tails)
+    assert child.answer_keys("s0 u1", "a1") <= child.keys_live()
