@@ -181,7 +181,7 @@ def main() -> None:
         f"{'naive':>10}{'ratio':>8}{'runs':>6}"
     )
     models = options.models.split(",")
-    shapes = [Shape(8_000, 300), Shape(64_000, 300), Shape(256_000, 300), Shape(256_000, 40)]
+    shapes = [Shape(8_000, 300), Shape(64_000, 300), Shape(256_000, 300), Shape(256_000, 130)]
     cases = len(models) * len(shapes)
     for number, (model, shape) in enumerate((model, shape) for model in models for shape in shapes):
         left = end - time.monotonic()

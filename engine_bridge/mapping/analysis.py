@@ -23,13 +23,15 @@ class LoopPlan(msgspec.Struct):
 
     Iteration i may depend on messages up to i + `lookahead`, and on the values of `free` at loop entry.
     `marks_suffice`: everything an iteration emits comes from its own message or an earlier one, so the
-    owners of its text are known without following strings.
+    owners of its text are known without following strings. `writes_after`: the text after the loop holds
+    messages too.
     """
 
     loop: nodes.For
     lookahead: int
     free: tuple[str, ...]
     marks_suffice: bool
+    writes_after: bool
 
 
 class NotResumable(Exception):
@@ -182,11 +184,15 @@ def _analyse(tree: nodes.Template, loop: nodes.For, aliases: frozenset[str]) -> 
             lookahead = max(lookahead, 2)
     lookahead = max(lookahead, _loop_lookahead(body))
     free = _free_names(tree, loop, body, aliases, bounded)
+    after = _writes_after(tree, loop, aliases)
     return LoopPlan(
         loop=loop,
         lookahead=lookahead,
         free=tuple(sorted(free)),
-        marks_suffice="tools" not in free and not _emits_ahead(tree, loop, body, aliases),
+        marks_suffice=not after
+        and not _writes_ahead(body)
+        and free.isdisjoint(_derived_names(tree, {"tools"})),
+        writes_after=after,
     )
 
 
@@ -237,41 +243,51 @@ def _free_names(
     return names - _BUILT_IN
 
 
-def _emits_ahead(
-    tree: nodes.Template,
-    loop: nodes.For,
-    body: nodes.Template,
-    aliases: frozenset[str],
-) -> bool:
-    """Whether an iteration may write a later message's text, or the text after the loop any message's."""
-    for writer in body.find_all((nodes.Output, nodes.Assign)):
-        for read in writer.find_all((nodes.Getattr, nodes.Getitem)):
-            if _loop_attribute(read) == "nextitem":
-                return True
-            if isinstance(read, nodes.Getitem) and (_offset(read.arg) or 0) > 0:
-                return True
+def _writes_ahead(body: nodes.Template) -> bool:
+    """Whether an iteration may write a later message's text."""
+    for writer in [*body.find_all(nodes.Output), *body.find_all(nodes.Assign)]:
+        if any(_loop_attribute(read) == "nextitem" for read in writer.find_all(nodes.Getattr)):
+            return True
+        if any((_offset(read.arg) or 0) > 0 for read in writer.find_all(nodes.Getitem)):
+            return True
+    return False
+
+
+def _writes_after(tree: nodes.Template, loop: nodes.For, aliases: frozenset[str]) -> bool:
+    """Whether what follows the loop may write a message's text."""
     derived = _derived_names(tree, aliases)
-    inside = {id(node) for node in _outputs([loop])}
+    inside = {id(node) for node in [*_outputs([loop]), *loop.find_all(nodes.For), loop]}
+    writers: list[nodes.Node] = [output for output in tree.find_all(nodes.Output) if id(output) not in inside]
+    writers += [
+        other.iter for other in tree.find_all(nodes.For) if id(other) not in inside and emits_text(other)
+    ]
+    order = {id(node): place for place, node in enumerate(tree.find_all(nodes.Node))}
     return any(
-        id(output) not in inside
-        and output.lineno >= loop.lineno
-        and any(name.name in derived for name in output.find_all(nodes.Name))
-        for output in tree.find_all(nodes.Output)
+        order[id(writer)] > order[id(loop)] and not _names(writer).isdisjoint(derived) for writer in writers
     )
 
 
-def _derived_names(tree: nodes.Template, aliases: frozenset[str]) -> set[str]:
-    """The message lists and every name that was set from one."""
-    derived = set(aliases)
+def _names(node: nodes.Node) -> set[str]:
+    names = {name.name for name in node.find_all(nodes.Name)}
+    return names | {node.name} if isinstance(node, nodes.Name) else names
+
+
+def _derived_names(tree: nodes.Template, origins: Iterable[str]) -> set[str]:
+    """Some names and every name that was set from one of them."""
+    derived = set(origins)
+    assigned: list[tuple[nodes.Node, nodes.Node]] = [
+        (assign.target, assign.node) for assign in tree.find_all(nodes.Assign)
+    ]
+    assigned += [(block.target, nodes.Template(block.body)) for block in tree.find_all(nodes.AssignBlock)]
     grown = True
     while grown:
         grown = False
-        for assign in tree.find_all(nodes.Assign):
-            if isinstance(assign.target, nodes.Name | nodes.NSRef) and assign.target.name not in derived:
-                sources = (
-                    [assign.node] if isinstance(assign.node, nodes.Name) else assign.node.find_all(nodes.Name)
-                )
-                if any(isinstance(name, nodes.Name) and name.name in derived for name in sources):
-                    derived.add(assign.target.name)
-                    grown = True
+        for target, source in assigned:
+            if (
+                isinstance(target, nodes.Name | nodes.NSRef)
+                and target.name not in derived
+                and not _names(source).isdisjoint(derived)
+            ):
+                derived.add(target.name)
+                grown = True
     return derived

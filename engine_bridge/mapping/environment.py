@@ -96,15 +96,21 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                     return obj[attribute]
                 except KeyError:
                     return self.undefined(obj=obj, name=attribute)
-        elif issubclass(kind, LoopContext):
-            if attribute in _LOOP_ATTRIBUTES:
-                return getattr(obj, attribute)
-        elif kind is Namespace and attribute[:1] != "_":
-            try:
-                return getattr(obj, attribute)
-            except AttributeError:
+        elif kind is Namespace:
+            if attribute[:1] != "_":
+                held = namespace_attributes(obj)
+                if attribute in held:
+                    return held[attribute]
                 return self.undefined(obj=obj, name=attribute)
+        elif issubclass(kind, LoopContext) and attribute in _LOOP_ATTRIBUTES:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
+
+
+def namespace_attributes(namespace: Namespace) -> dict[str, Any]:
+    """The attributes of a Jinja namespace, live."""
+    held: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
+    return held
 
 
 @functools.lru_cache(maxsize=64)

@@ -15,22 +15,22 @@ _encode = msgspec.json.encode
 
 
 class History:
-    """Client messages and their normal forms, in step. A message whose normal form equals it is held once."""
+    """Client messages and their normal forms, in step. A message whose normal form equals it is held once.
+
+    `first_developer`: index of the first developer message, if there is one.
+    """
 
     def __init__(self) -> None:
         self.raw: list[Message] = []
         self.normal: list[Message] = []
         self._strict: dict[int, bytes] = {}
         self._format: ContentFormat | None = None
+        self.first_developer: int | None = None
 
     def copy(self) -> "History":
         twin = History()
-        twin.raw, twin.normal, twin._strict, twin._format = (
-            self.raw[:],
-            self.normal[:],
-            dict(self._strict),
-            self._format,
-        )
+        twin.__dict__.update(self.__dict__)
+        twin.raw, twin.normal, twin._strict = self.raw[:], self.normal[:], dict(self._strict)
         return twin
 
     def update(self, messages: list[Message], content_format: ContentFormat) -> int:
@@ -42,6 +42,8 @@ class History:
         fresh = [normalise_message(message, content_format) for message in messages[common:]]
         del self.raw[common:], self.normal[common:]
         self._strict = {at: encoded for at, encoded in self._strict.items() if at < common}
+        if self.first_developer is not None and self.first_developer >= common:
+            self.first_developer = None
         for at, (message, normal) in enumerate(zip(messages[common:], fresh, strict=True), common):
             if message == normal and _only_text(message):
                 self.raw.append(normal)
@@ -50,6 +52,8 @@ class History:
                 if not _only_text(message):
                     self._strict[at] = _encode(message)
             self.normal.append(normal)
+            if normal["role"] == "developer" and self.first_developer is None:
+                self.first_developer = at
         self._format = content_format
         return common
 

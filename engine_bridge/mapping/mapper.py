@@ -4,6 +4,9 @@ Three steps, so that a service can run each where it belongs: `prepare` (compare
 (`resume` here, or `compiled(source).render_whole` anywhere), `finish` (tokens, ranges, keys).
 """
 
+import itertools
+import operator
+
 import msgspec
 import numpy as np
 
@@ -101,7 +104,7 @@ class ChatMapper:
         common = state.history.update(prompt.messages, facts.content_format)
         conversation: list[Message] = state.history.normal[:]
         owners: list[int | Merged] | None = None
-        if not facts.knows_developer and any(message["role"] == "developer" for message in conversation):
+        if not facts.knows_developer and state.history.first_developer is not None:
             conversation, owners = merge_developer(conversation)
             conversation, common = _reuse(state.conversation, conversation)
         if prompt.continue_final_message:
@@ -146,7 +149,10 @@ class ChatMapper:
         """
         if state.render is None or state.source != prepared.facts.source:
             return None
-        return compiled(state.source).resume(prepared.given, state.render, prepared.common, max_steps)
+        rendering = compiled(state.source).resume(prepared.given, state.render, prepared.common, max_steps)
+        if rendering is not None and rendering.tools_end < 0 and state.tools_char_end > rendering.kept:
+            return None
+        return rendering
 
     def chars_to_encode(self, rendering: Rendering, state: MappingState) -> int:
         """Upper bound of the text that `finish` has to tokenise."""
@@ -163,7 +169,8 @@ class ChatMapper:
         state.segments.replace_tail(rendering.kept, rendering.segments)
         ends = state.segments.char_ends(prepared.num_messages, rendering.body_end)
         self._place(state, ends, kept_chars)
-        if rendering.tools_end >= 0 and (rendering.tools_end != state.tools_char_end or not kept_chars):
+        moved = rendering.tools_end != state.tools_char_end or rendering.tools_end >= kept_chars
+        if rendering.tools_end >= 0 and moved:
             state.tools_char_end = rendering.tools_end
             state.tools_end = state.tokens.token_positions(tokenizer, [rendering.tools_end])[0]
         extend_keys(state.keys, state.tokens.ids, kept_tokens, self.chunk_tokens)
@@ -201,6 +208,6 @@ def _reuse(old: list[Message], new: list[Message]) -> tuple[list[Message], int]:
 def _same_objects(old: list[Message], new: list[Message], limit: int) -> int:
     """How many of the first `limit` entries are the same objects."""
     size = min(len(old), len(new), limit)
-    if all(one is other for one, other in zip(old[:size], new[:size], strict=True)):
+    if all(map(operator.is_, old, itertools.islice(new, size))):
         return size
     return next(at for at in range(size) if old[at] is not new[at])

@@ -6,12 +6,16 @@ are unchanged up to iteration r, and the text before the loop is too, the namesp
 before iteration r put the template where it was.
 """
 
+import itertools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from jinja2.runtime import LoopContext, Macro, Undefined
 from jinja2.utils import Namespace
+
+from engine_bridge.mapping.environment import namespace_attributes
 
 _RECENT_SNAPSHOTS = 8
 _SPARSE_SNAPSHOTS = 64
@@ -32,7 +36,7 @@ class RenderState(msgspec.Struct):
 
     before: str
     entry: list[Any] | None
-    items: list[int]
+    items: list[int] | range
     snapshots: dict[int, Snapshot]
 
 
@@ -93,7 +97,7 @@ class Recorder:
         self.kept = 0
         self.resumed_at: int | None = None
         self.stopped = False
-        self.items: list[int] = []
+        self.items: Sequence[int] = ()
         self.steps: list[tuple[int, int]] = []
         self.loop_end = 0
         self._conversation = conversation
@@ -117,12 +121,11 @@ class Recorder:
     def loop(self, sequence: Iterable[Any], free: list[Any]) -> Any:
         """Entry of the message loop: decides where to start."""
         looped = list(sequence)
-        indexes = {id(message): index for index, message in enumerate(self._conversation)}
-        self.items = [indexes.get(id(item), -1) for item in looped]
+        self.items = items = _positions(looped, self._conversation)
         self._namespaces = [value for value in free if isinstance(value, Namespace)]
         entry = _entry(free)
         before = "".join(self.parts)
-        self._state = RenderState(before=before, entry=entry, items=self.items, snapshots={})
+        self._state = RenderState(before=before, entry=entry, items=items, snapshots={})
         start = 0
         if self._old is not None:
             found = self._force_start
@@ -134,7 +137,7 @@ class Recorder:
             start = found
             snapshot = self._old.snapshots[start]
             for namespace, attributes in zip(self._namespaces, snapshot.namespaces, strict=True):
-                held = _attributes(namespace)
+                held = namespace_attributes(namespace)
                 held.clear()
                 held.update(attributes)
             self._state.snapshots = {at: kept for at, kept in self._old.snapshots.items() if at <= start}
@@ -153,15 +156,15 @@ class Recorder:
             return None
         return start
 
-    def _unchanged(self, old: list[int]) -> int:
+    def _unchanged(self, old: Sequence[int]) -> int:
         """How many leading iterations run over the same messages as before."""
         size = min(len(old), len(self.items))
         if old[:size] != self.items[:size]:
             size = next(at for at in range(size) if old[at] != self.items[at])
         same = self.items[:size]
-        if not same or (min(same) >= 0 and max(same) < self._common):
-            return size
-        return next(at for at in range(size) if not 0 <= same[at] < self._common)
+        if isinstance(same, range):
+            return max(0, min(size, self._common - same.start))
+        return next((at for at in range(size) if not 0 <= same[at] < self._common), size)
 
     def step(self) -> str:
         """Start of an iteration."""
@@ -184,13 +187,19 @@ class Recorder:
 
     def _snapshot(self, snapshots: dict[int, Snapshot]) -> None:
         snapshots[self._next] = Snapshot(
-            self.position, [dict(_attributes(held)) for held in self._namespaces]
+            self.position, [dict(namespace_attributes(held)) for held in self._namespaces]
         )
 
 
-def _attributes(namespace: Namespace) -> dict[str, Any]:
-    held: dict[str, Any] = namespace._Namespace__attrs
-    return held
+def _positions(looped: list[Any], conversation: list[Any]) -> list[int] | range:
+    """Index in the conversation of each looped item, -1 for what is no message. A range for a tail of the
+    list.
+    """
+    skipped = len(conversation) - len(looped)
+    if skipped >= 0 and all(map(operator.is_, looped, itertools.islice(conversation, skipped, None))):
+        return range(skipped, len(conversation))
+    indexes = {id(message): index for index, message in enumerate(conversation)}
+    return [indexes.get(id(item), -1) for item in looped]
 
 
 def _entry(free: list[Any]) -> list[Any] | None:
@@ -198,7 +207,7 @@ def _entry(free: list[Any]) -> list[Any] | None:
     entry: list[Any] = []
     for value in free:
         if isinstance(value, Namespace):
-            entry.append(dict(_attributes(value)))
+            entry.append(dict(namespace_attributes(value)))
         elif isinstance(value, Undefined | Macro):
             entry.append(_Opaque(type(value).__name__))
         elif hasattr(value, "__next__") or callable(value):

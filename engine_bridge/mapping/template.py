@@ -202,10 +202,10 @@ class ChatTemplate:
     def _trace(
         self, given: RenderInput, recorder: Recorder, tail: str, state: RenderState | None
     ) -> tuple[list[tuple[int, int]], int, int]:
-        first = max(0, recorder.resumed_at - 1) if recorder.resumed_at is not None else 0
-        low = (
-            min((item for item in recorder.items[first:] if item >= 0), default=0) if state is not None else 0
-        )
+        low = 0
+        if recorder.resumed_at is not None and self._plan is not None and not self._plan.writes_after:
+            first = max(0, recorder.resumed_at - 1)
+            low = min((item for item in recorder.items[first:] if item >= 0), default=0)
         tagged = [
             message if index < low else tag_message(message, given.owner(index))
             for index, message in enumerate(given.conversation)

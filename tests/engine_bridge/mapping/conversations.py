@@ -225,6 +225,7 @@ def plain_text(mapper: ChatMapper, prompt: ChatPrompt) -> str:
     """
     prepared = mapper.prepare(prompt, MappingState())
     template = chat_template_utils._compile_jinja_template(prepared.facts.source)
+    template.globals["dict"] = dict  # 5.24 narrows it, the 5.19 of the engine did not
     given = prepared.given
     text = template.render(**given.kwargs, messages=given.conversation, tools=given.tools)
     if given.open_ended:

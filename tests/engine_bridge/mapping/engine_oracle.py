@@ -48,7 +48,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             out = answer(tokenizer, json.loads(line))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - every refusal is an answer
             out = {"error": f"{type(error).__name__}: {error}"}
         print("ANSWER " + json.dumps(out), flush=True)
 

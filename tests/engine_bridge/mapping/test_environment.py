@@ -14,11 +14,13 @@ from engine_bridge.mapping.environment import (
 
 SNIPPETS = (
     "{{ v | tojson }}|{{ v | tojson(indent=2) }}",
-    "{% for x in v %}{{ loop.index }}{{ loop.last }}{{ x }}{% if loop.first %}{% continue %}{% endif %};{% endfor %}",
+    "{% for x in v %}{{ loop.index }}{{ loop.last }}{{ x }}{% if loop.first %}{% continue %}{% endif %};"
+    "{% endfor %}",
     "{% set ns = namespace(a=1, b='x') %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ ns.c is defined }}{{ ns.b }}",
     "{{ v.items is defined }}{{ v.get is defined }}{{ v.key }}{{ v['key'] }}{{ v.missing is defined }}",
     "{% generation %}{{ v }}{% endgeneration %}",
-    "{% if v is mapping %}{% for k, x in v.items() %}{{ k }}={{ x }}{% endfor %}{% else %}{{ v | string }}{% endif %}",
+    "{% if v is mapping %}{% for k, x in v.items() %}{{ k }}={{ x }}{% endfor %}"
+    "{% else %}{{ v | string }}{% endif %}",
 )
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text("ab<&é", max_size=4),
@@ -56,7 +58,8 @@ def test_snippets_render_as_under_transformers(value):
             "openai",
         ),
         (
-            "{% macro r(c) %}{% for p in c %}{% endfor %}{% endmacro %}{% for m in messages %}{{ r(m.content) }}{% endfor %}",
+            "{% macro r(c) %}{% for p in c %}{% endfor %}{% endmacro %}"
+            "{% for m in messages %}{{ r(m.content) }}{% endfor %}",
             "openai",
         ),
         ("{% macro r(content) %}{% for p in content %}{% endfor %}{% endmacro %}{{ r(1) }}", "string"),

@@ -122,7 +122,8 @@ def test_tools_are_written_back_with_known_fields_in_a_fixed_order():
     tool = {"function": {"parameters": {"type": "object"}, "name": "run", "strict": None, "x": 1}, "y": 2}
     (dumped,) = normalise_tools([tool])
     assert json.dumps(dumped) == (
-        '{"type": "function", "function": {"name": "run", "description": null, "parameters": {"type": "object"}}}'
+        '{"type": "function", "function": '
+        '{"name": "run", "description": null, "parameters": {"type": "object"}}}'
     )
 
 

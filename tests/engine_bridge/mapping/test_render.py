@@ -12,14 +12,18 @@ from engine_bridge.mapping.template import ChatTemplate, Rendering, RenderInput
 TEMPLATES = {
     "plain": "{{ bos }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ end }}",
     "look-ahead": "{% for m in messages %}{{ m.content }}{% if not loop.last %},{% endif %}{% endfor %}",
-    "slice": "{{ messages[0].content }}{% for m in messages[1:] %}{{ loop.index0 }}{{ m.content }}{% endfor %}",
+    "slice": "{{ messages[0].role }}{% for m in messages[1:] %}{{ loop.index0 }}{{ m.content }}{% endfor %}",
     "namespace": (
-        "{% set ns = namespace(n=0, seen='') %}{% for m in messages %}{% set ns.n = ns.n + m.content | length %}"
+        "{% set ns = namespace(n=0, seen='') %}{% for m in messages %}"
+        "{% set ns.n = ns.n + m.content | length %}"
         "{% set ns.seen = ns.seen + m.role[0] %}{{ ns.n }}{{ ns.seen }};{% endfor %}{{ ns.n }}"
     ),
-    "previous": "{% for m in messages %}{{ loop.previtem.role if loop.previtem is defined }}{{ m.content }}{% endfor %}",
+    "previous": (
+        "{% for m in messages %}{{ loop.previtem.role if not loop.first }}{{ m.content }}{% endfor %}"
+    ),
     "counted back": (
-        "{% set ns = namespace(last=0) %}{% for m in messages[::-1] %}{% if m.role == 'user' and not ns.last %}"
+        "{% set ns = namespace(last=0) %}{% for m in messages[::-1] %}"
+        "{% if m.role == 'user' and not ns.last %}"
         "{% set ns.last = messages | length - loop.index0 %}{% endif %}{% endfor %}"
         "{% for m in messages %}{{ m.content }}{{ '*' if loop.index > ns.last }}{% endfor %}"
     ),

@@ -1,0 +1,112 @@
+"""Many contexts at once: same results as one at a time, states bounded and shareable."""
+
+import asyncio
+
+import pytest
+
+from engine_bridge.errors import RejectedByEngine
+from engine_bridge.mapping.mapper import ChatMapper
+from engine_bridge.mapping.prompts import ChatPrompt
+from engine_bridge.mapping.service import INLINE_MESSAGES, MappingService
+from engine_bridge.mapping.workers import RenderWorkers
+from tests.engine_bridge.mapping.conversations import CHATML, Walk, comparable, toy_profile
+
+
+@pytest.fixture(scope="module")
+def mapper():
+    return ChatMapper(toy_profile(CHATML), 16)
+
+
+@pytest.fixture
+async def service(mapper):
+    service = MappingService(mapper, RenderWorkers())
+    yield service
+    await service.close()
+
+
+def prompts(seed, count=6):
+    walk = Walk(seed)
+    out = []
+    for _ in range(count):
+        out.append(walk.prompt())
+        walk.step()
+    return out
+
+
+async def test_contexts_that_run_at_once_do_not_disturb_each_other(mapper, service):
+    async def run(key, walk):
+        return [comparable(await service.map(key, prompt)) for prompt in walk]
+
+    walks = {f"c{seed}": prompts(seed) for seed in range(4)}
+    results = await asyncio.gather(*(run(key, walk) for key, walk in walks.items()))
+    for walk, got in zip(walks.values(), results, strict=True):
+        assert got == [comparable(mapper.map(prompt)) for prompt in walk]
+
+
+async def test_calls_of_one_context_wait_for_each_other(mapper, service):
+    walk = prompts(7)
+    results = await asyncio.gather(*(service.map("c", prompt) for prompt in walk))
+    assert [comparable(got) for got in results] == [comparable(mapper.map(prompt)) for prompt in walk]
+    assert service.token_ids("c") == results[-1].token_ids
+
+
+async def test_long_lists_and_long_texts_take_the_slow_road_to_the_same_place(mapper, service):
+    messages = [{"role": "user", "content": f"{at} " * 200} for at in range(2 * INLINE_MESSAGES)]
+    prompt = ChatPrompt(messages=messages)
+    assert comparable(await service.map("c", prompt)) == comparable(mapper.map(prompt))
+    grown = ChatPrompt(messages=[*messages, {"role": "assistant", "content": "ok " * 9000}])
+    mapped = await service.map("c", grown)
+    assert comparable(mapped) == comparable(mapper.map(grown))
+    assert mapped.num_kept_tokens > 0
+
+
+async def test_a_failed_map_leaves_the_context_usable(mapper, service):
+    good = ChatPrompt(messages=[{"role": "user", "content": "x"}])
+    await service.map("c", good)
+    with pytest.raises(RejectedByEngine):
+        await service.map("c", ChatPrompt(messages=[{"role": "user", "content": 5}]))
+    assert service.token_ids("c") is None
+    assert comparable(await service.map("c", good)) == comparable(mapper.map(good))
+
+
+async def test_a_fork_starts_from_its_parents_tokens(mapper, service):
+    walk = Walk(11, exotic=False)
+    for _ in range(5):
+        walk.messages += walk.tool_turn()
+    parent = await service.map("parent", walk.prompt())
+    assert service.clone("parent", "child")
+    walk.messages += [walk.answer(), walk.user()]
+    child = await service.map("child", walk.prompt())
+    assert child.num_kept_tokens >= parent.message_ends[-1] - 1
+    assert comparable(child) == comparable(mapper.map(walk.prompt()))
+    assert service.token_ids("parent") == parent.token_ids
+
+
+async def test_nothing_is_cloned_from_nothing(service):
+    assert not service.clone("unknown", "child")
+    assert service.token_ids("child") is None
+
+
+async def test_the_least_recently_used_states_go_first(mapper):
+    service = MappingService(mapper, RenderWorkers(), budget_bytes=0)
+    prompt = ChatPrompt(messages=[{"role": "user", "content": "x" * 100}])
+    await service.map("a", prompt)
+    assert service.token_ids("a") is None
+    assert service.size_bytes == 0
+    await service.close()
+    measured = MappingService(mapper, RenderWorkers())
+    await measured.map("a", prompt)
+    roomy = MappingService(mapper, RenderWorkers(), budget_bytes=measured.size_bytes * 5 // 2)
+    await measured.close()
+    for key in ("a", "b", "c", "b", "d"):
+        await roomy.map(key, prompt)
+    kept = [key for key in "abcd" if roomy.token_ids(key) is not None]
+    assert kept == ["b", "d"]
+    await roomy.close()
+
+
+async def test_a_forgotten_context_is_gone(service):
+    await service.map("c", ChatPrompt(messages=[{"role": "user", "content": "x"}]))
+    service.forget("c")
+    assert service.token_ids("c") is None
+    assert service.size_bytes == 0
