@@ -2,7 +2,6 @@
 
 import hashlib
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +10,7 @@ import structlog
 from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
-from proxy.body_edit import RequestEdit, edit_request_body
+from proxy.body_edit import RETURN_TOKEN_IDS, RequestEdit, edit_request_body
 from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, read_chat_call
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.forward import Send, forward_call, pipe
@@ -161,6 +160,7 @@ class DataApp:
             credentials=self._auth.upstream_credentials(),
             response_headers=added if mode is not Mode.BYPASS else None,
             observer=call,
+            cut_ids=call is not None and call.asks_ids,
         )
 
     async def _chat(self, path: str, body: bytes) -> ChatCall | None:
@@ -180,7 +180,9 @@ class DataApp:
         return await self._tracking.begin(request)
 
     def _edit(self, salt: str, call: TrackedCall | None) -> RequestEdit:
-        fields: Mapping[str, object] = {CACHE_SALT: salt} if salt else {}
+        fields: dict[str, object] = {CACHE_SALT: salt} if salt else {}
+        if call is not None and call.asks_ids:
+            fields[RETURN_TOKEN_IDS] = True
         if call is None or call.bypass_from_token is None:
             return RequestEdit(fields=fields)
         return RequestEdit(fields=fields, transfer_params={MAX_OFFLOAD_TOKENS: call.bypass_from_token})

@@ -8,6 +8,7 @@ import httpx
 import msgspec
 
 from engine_bridge.errors import Unmappable
+from engine_bridge.mapping.engine_ids import EngineIdsMapper
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.model_profile import EngineFacts, ModelProfile
 from engine_bridge.mapping.prompts import ChatPrompt
@@ -31,12 +32,16 @@ class EngineIdentity(msgspec.Struct, frozen=True):
 
 
 class MappedModel(msgspec.Struct, frozen=True):
-    """A served model: how its prompts are mapped, or (`service` None) why they are not."""
+    """A served model: how its prompts are mapped, or (`service` None) why no template can.
+
+    With `engine_ids` the engine's own token ids stand in for the template, in enforce.
+    """
 
     name: str
     service: MappingService | None = None
     fingerprint: str = ""
     reason: str = ""
+    engine_ids: EngineIdsMapper | None = None
 
 
 async def ask_engine(upstream_url: str, authorization: str = "") -> EngineIdentity:
@@ -66,6 +71,12 @@ def load_profile(config: ModelConfig, engine: EngineIdentity) -> ModelProfile | 
         return MappedModel(name, reason=str(error))
     except (OSError, ValueError) as error:
         return MappedModel(name, reason=f"{config.path}: {error}")
+
+
+def model_by_ids(model: MappedModel, engine: EngineIdentity, chunk_tokens: int) -> MappedModel:
+    """A model that no template maps, mapped by the engine's ids."""
+    fingerprint = f"engine-ids {engine.version} {chunk_tokens}"
+    return msgspec.structs.replace(model, fingerprint=fingerprint, engine_ids=EngineIdsMapper(chunk_tokens))
 
 
 def mapped_model(profile: ModelProfile, chunk_tokens: int, num_workers: int) -> MappedModel:

@@ -35,6 +35,7 @@ from proxy.models import (
     ask_engine,
     load_profile,
     mapped_model,
+    model_by_ids,
     plain_ids,
     warm_up,
 )
@@ -184,6 +185,9 @@ class Runtime:
                 )
                 await warm_up(mapped)
                 self.models[name] = mapped
+        for name, known in self.models.items():
+            if known.service is None and known.engine_ids is None:
+                self.models[name] = model_by_ids(known, engine, chunk_tokens or DEFAULT_CHUNK_TOKENS)
 
     def _tokenize(self, text: str) -> Sequence[int]:
         """Our side of the parity check, by the first model; without any there is nothing to compare."""

@@ -51,6 +51,7 @@ class TrackedCall:
 
     `planned` is done when the plan of the call's arrival is recorded; `bypass_from_token` is then the
     admission hint that may ride, None for none. `sent` says that the body has left: hints after it are late.
+    `asks_ids` says that the engine is asked for token ids; `answered` is done when its answer is over.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class TrackedCall:
         self.bypass_from_token: int | None = None
         self.planned = asyncio.Event()
         self.posted = False
+        self.asks_ids = False
+        self.answered: asyncio.Future[AnswerFacts] = asyncio.get_running_loop().create_future()
         self.sent = False
         self._heard_first_token = heard_first_token
         self._heard_end = heard_end

@@ -12,9 +12,7 @@ import msgspec
 import structlog
 
 from engine_bridge.errors import BridgeError
-from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.ranges import MappedPrompt
-from engine_bridge.mapping.service import MappingService
 from engine_bridge.verifier import ComputedCall, Verifier
 from lifecycle.core.directives import DirectiveResult
 from lifecycle.core.ids import KEY_BYTES, ContextKey, Namespace
@@ -24,7 +22,6 @@ from lifecycle.core.observations import (
     CallMapping,
     ContextOpened,
     FirstToken,
-    PromptMapping,
 )
 from lifecycle.core.plan import plan_admission
 from lifecycle.core.state import ContextState
@@ -32,7 +29,7 @@ from lifecycle.errors import LifecycleError, LogUnavailable
 from lifecycle.ports import IdSource
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
-from lifecycle.vocabulary import CallEnd, DirectiveOutcome, MappingKind, Mode, WaitKind
+from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
 from proxy.answer_tap import AnswerFacts
 from proxy.chat_request import ChatCall, MessageHasher
 from proxy.declarations import Declarations
@@ -41,6 +38,7 @@ from proxy.lifecycle_fields import LifecycleFields
 from proxy.mailbox import Mailboxes
 from proxy.models import MappedModel
 from proxy.modes import Modes
+from proxy.prompt_mapper import PromptMapper
 from proxy.tasks import Tasks
 from proxy.tracked_call import CallRequest, TrackedCall, Unmapped
 
@@ -74,6 +72,7 @@ class Tracking:
         self._reclaimer = reclaimer
         self._verifier = verifier
         self._models = models
+        self._mapper = PromptMapper(models)
         self._modes = modes
         self._ids = ids
         self._tasks = tasks
@@ -121,6 +120,7 @@ class Tracking:
         it: then when that is recorded, and no later than the plan's wait.
         """
         call = TrackedCall(request, self._verifier.journal.now(), self._first_token, self._end)
+        call.asks_ids = self._mapper.asks_engine(request.chat, request.mode)
         if request.mode is Mode.ENFORCE and request.awaits_plan:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._plan_wait_seconds):
@@ -208,9 +208,8 @@ class Tracking:
             ),
             parent,
         )
-        service = self._service(request.namespace.model)
-        if service is not None and state.parent_uid:
-            service.clone(state.parent_uid, state.uid)
+        if state.parent_uid:
+            self._mapper.inherit(request.namespace.model, state.parent_uid, state.uid)
         return state
 
     async def _admit(self, call: TrackedCall, state: ContextState) -> None:
@@ -244,21 +243,9 @@ class Tracking:
 
     async def _map(self, call: TrackedCall, state: ContextState) -> MappedPrompt | Unmapped:
         """The prompt in tokens. Recorded behind whatever the context does meanwhile."""
-        result: MappedPrompt | Unmapped
-        model = self._models.get(call.request.namespace.model)
-        try:
-            if model is None or model.service is None:
-                reason = model.reason if model else "the model is not configured"
-                result = Unmapped(reason)
-            else:
-                prompt = ChatPrompt.from_body(dict(call.request.chat.document))
-                result = await model.service.map(state.uid, prompt)
-        except BridgeError as error:
-            result = Unmapped(str(error))
-        except Exception as error:
-            log.exception("mapping failed", call=call.request.call_id)
-            result = Unmapped(f"the mapping failed: {type(error).__name__}")
-        call.mapping_kind = MappingKind.NONE if isinstance(result, Unmapped) else MappingKind.EXACT
+        result = await self._mapper.map(call, state.uid)
+        if not isinstance(result, Unmapped):
+            call.mapping_kind = self._mapper.kind(call.request.namespace.model)
         self._post(call, lambda: self._record_mapping(call, result))
         return result
 
@@ -266,10 +253,6 @@ class Tracking:
         if call.mapping_recorded:
             return
         call.mapping_recorded = True
-        if isinstance(result, Unmapped):
-            mapping = PromptMapping(kind=MappingKind.NONE, reason=result.reason)
-        else:
-            mapping = result.observed()
         bytes_per_token, left = self.declarations.pin_budget(call.request.tenant)
         await self.tracker.observe(
             call.uid,
@@ -277,7 +260,7 @@ class Tracking:
                 at_ns=self.tracker.clock.now_ns(),
                 call_id=call.request.call_id,
                 attempt=call.attempt,
-                mapping=mapping,
+                mapping=self._mapper.observed(call, result),
                 bytes_per_token=bytes_per_token,
                 budget_left_bytes=left,
             ),
@@ -298,6 +281,8 @@ class Tracking:
     def _end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
         request = call.request
         call.ended = self._verifier.journal.now()
+        if not call.answered.done():
+            call.answered.set_result(facts)
         completed = end is CallEnd.COMPLETED
         answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
         self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
@@ -388,7 +373,3 @@ class Tracking:
             await self.tracker.untracked(namespace, reason)
         except LogUnavailable as error:
             log.warning("an untracked call waits for the event log", error=str(error))
-
-    def _service(self, model: str) -> MappingService | None:
-        known = self._models.get(model)
-        return known.service if known else None

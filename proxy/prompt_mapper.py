@@ -1,0 +1,74 @@
+"""A call's prompt in tokens: by template and tokenizer, by the engine's ids, or the reason why not."""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+import structlog
+
+from engine_bridge.errors import BridgeError
+from engine_bridge.mapping.prompts import ChatPrompt
+from engine_bridge.mapping.ranges import MappedPrompt
+from lifecycle.core.observations import PromptMapping
+from lifecycle.vocabulary import MappingKind, Mode
+from proxy.chat_request import ChatCall
+from proxy.models import MappedModel
+from proxy.tracked_call import TrackedCall, Unmapped
+
+log = structlog.get_logger(__name__)
+
+NOT_CONFIGURED = "the model is not configured"
+NOT_TOLD = "the engine did not answer with token ids"
+
+
+class PromptMapper:
+    """Maps the prompts of all configured models. Never raises: what goes wrong is a reason."""
+
+    def __init__(self, models: Mapping[str, MappedModel]) -> None:
+        self._models = models
+
+    def asks_engine(self, chat: ChatCall, mode: Mode) -> bool:
+        """Whether the engine must be asked for its ids, which edits body and answer: in enforce only, for
+        models without another way, and not where the client asks for them itself."""
+        model = self._models.get(chat.model)
+        by_ids = model is not None and model.engine_ids is not None
+        return by_ids and mode is Mode.ENFORCE and not chat.wants_token_ids
+
+    async def map(self, call: TrackedCall, uid: str) -> MappedPrompt | Unmapped:
+        """The prompt of a call of context `uid`. With the engine's ids: when the answer has come."""
+        model = self._models.get(call.request.namespace.model)
+        try:
+            if model is None:
+                return Unmapped(NOT_CONFIGURED)
+            if model.service is not None:
+                prompt = ChatPrompt.from_body(dict(call.request.chat.document))
+                return await model.service.map(uid, prompt)
+            if model.engine_ids is None or not (call.asks_ids or call.request.chat.wants_token_ids):
+                return Unmapped(model.reason)
+            facts = await asyncio.shield(call.answered)
+            if facts.prompt_token_ids is None:
+                return Unmapped(NOT_TOLD)
+            return model.engine_ids.map(uid, len(call.request.chat.messages), facts.prompt_token_ids)
+        except BridgeError as error:
+            return Unmapped(str(error))
+        except Exception as error:
+            log.exception("mapping failed", call=call.request.call_id)
+            return Unmapped(f"the mapping failed: {type(error).__name__}")
+
+    def kind(self, model_name: str) -> MappingKind:
+        """How a mapped prompt of this model was mapped."""
+        model = self._models.get(model_name)
+        return MappingKind.ENGINE_IDS if model is not None and model.engine_ids else MappingKind.EXACT
+
+    def observed(self, call: TrackedCall, result: MappedPrompt | Unmapped) -> PromptMapping:
+        """What the lifecycle is told."""
+        if isinstance(result, Unmapped):
+            return PromptMapping(kind=MappingKind.NONE, reason=result.reason)
+        kind = self.kind(call.request.namespace.model)
+        return msgspec.structs.replace(result.observed(), kind=kind)
+
+    def inherit(self, model_name: str, parent_uid: str, uid: str) -> None:
+        """Let a fork's first prompt be mapped on from its parent's last one."""
+        model = self._models.get(model_name)
+        if model is not None and model.service is not None:
+            model.service.clone(parent_uid, uid)
