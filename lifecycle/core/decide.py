@@ -10,6 +10,7 @@ from lifecycle.core.events import (
     ContextEvent,
     ContextUnmapped,
     ContextVerified,
+    PinReleased,
 )
 from lifecycle.core.leases import tick
 from lifecycle.core.observations import (
@@ -22,6 +23,7 @@ from lifecycle.core.observations import (
     GenerationKeys,
     Observation,
     OperationReceived,
+    PinsDropped,
     Tick,
     VerificationResult,
 )
@@ -58,6 +60,9 @@ def decide(state: ContextState, observation: Observation) -> list[ContextEvent]:
         case CloseRequested(reason=reason):
             if state.open:
                 decision.emit(ContextClosed(at_ns=decision.at_ns, reason=reason))
+        case PinsDropped(reason=reason):
+            for pin in state.pins:
+                decision.emit(PinReleased(at_ns=decision.at_ns, pin_id=pin.pin_id, reason=reason))
         case Tick():
             tick(decision)
         case _:
