@@ -8,7 +8,7 @@ stored a chunk, and which tokens it generated; the directory says where the chun
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import structlog
@@ -82,16 +82,11 @@ class StoreJournal:
         """The journal's clock, in seconds."""
         return time.monotonic()
 
-    async def follow(self, batches: AsyncIterator[EventBatch]) -> None:
-        """Take in a stream until it ends."""
-        self.live = True
-        try:
-            async for batch in batches:
-                for event in batch.events:
-                    if isinstance(event, BlocksStored) and event.tier is Tier.L1 and len(event.hashes) == 1:
-                        self._add(event)
-        finally:
-            self.live = False
+    def take(self, batch: EventBatch) -> None:
+        """Take in one batch of a stream."""
+        for event in batch.events:
+            if isinstance(event, BlocksStored) and event.tier is Tier.L1 and len(event.hashes) == 1:
+                self._add(event)
 
     def stored_since(self, key: bytes, began: float) -> bool:
         """Whether the key was reported stored at or after `began`."""

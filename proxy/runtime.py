@@ -12,6 +12,7 @@ from engine_bridge.cache_events import EventSubscriber
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
 from engine_bridge.drivers.noop import NoCacheControl
 from engine_bridge.mapping.model_profile import ModelProfile
+from engine_bridge.placement_watch import PlacementWatch
 from engine_bridge.verifier import StoreJournal, Verifier
 from lifecycle.core.ids import Namespace
 from lifecycle.errors import LifecycleError
@@ -111,6 +112,7 @@ class Runtime:
         self.pins = PinKeeper(
             self.tracker, self.reclaimer, self.ids, self.mode_of, self.objection, self.models
         )
+        self.placement = PlacementWatch(self.tracker, self.cache)
         self.metrics = Metrics(self.tracker)
         self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
         self.problem = ""
@@ -200,7 +202,13 @@ class Runtime:
         if not endpoint:
             return
         subscriber = EventSubscriber(endpoint)
-        await self.journal.follow(subscriber.batches())
+        self.journal.live = True
+        try:
+            async for batch in subscriber.batches():
+                self.journal.take(batch)
+                self.placement.take(batch)
+        finally:
+            self.journal.live = False
 
     async def keep_time(self) -> None:
         """Let leases, doubts and pins run out, and record what waited for the log."""
@@ -255,6 +263,8 @@ async def open_runtime(config: Config) -> AsyncIterator[Runtime]:
         except LifecycleError as error:
             runtime.problem = f"the event log cannot be read, nothing is followed: {error}"
             runtime.modes.bypass_all = True
+        if runtime.tracker.contexts.position:
+            runtime.placement.doubt("the proxy was restarted")
         stack.push_async_callback(runtime.cache.close)
         stack.push_async_callback(runtime.upstream.close)
         for loop in (
@@ -263,6 +273,7 @@ async def open_runtime(config: Config) -> AsyncIterator[Runtime]:
             runtime.keep_time,
             runtime.reclaimer.run,
             runtime.pins.run,
+            runtime.placement.run,
         ):
             tasks.keep(loop)
         yield runtime

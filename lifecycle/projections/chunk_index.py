@@ -301,6 +301,11 @@ class ChunkIndex:
         """Which of the keys the cache has not shown."""
         return [key for key in split_keys(keys) if not self._verified(namespace, key)]
 
+    def verified_keys(self, namespace: Namespace) -> list[bytes]:
+        """Every key that the cache has shown and that is not known to be gone."""
+        books = self._books.get(namespace)
+        return books.runs.keys_with(_VERIFIED) if books else []
+
     def verified_chunks(self, namespace: Namespace, keys: bytes) -> int:
         """How many leading chunks of a chain the cache has shown."""
         for position, key in enumerate(split_keys(keys)):

@@ -132,6 +132,15 @@ class RunBook:
                     seen.add(id(run))
                     yield run
 
+    def keys_with(self, flag: int) -> list[bytes]:
+        """Keys of every chunk that has the flag."""
+        return [
+            run.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+            for run in self.runs()
+            for at, flags in enumerate(run.flags)
+            if flags & flag
+        ]
+
     def isolate(self, stretch: Stretch) -> Run:
         """A run that is exactly the stretch, cut out of its run where needed. Only for stretches of a run."""
         run = stretch.run
