@@ -6,8 +6,10 @@ observations wait in memory in their order, and `degraded` says so: as long as i
 """
 
 import asyncio
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -17,7 +19,7 @@ from lifecycle.core.ids import ContextKey, Namespace, context_stream
 from lifecycle.core.leases import next_deadline_ns
 from lifecycle.core.observations import ContextOpened, Observation, Tick
 from lifecycle.core.state import ContextState
-from lifecycle.errors import LifecycleError, LogUnavailable, UnknownContext, VersionConflict
+from lifecycle.errors import LogUnavailable, UnknownContext, VersionConflict
 from lifecycle.ports import Clock, EventLog
 from lifecycle.projections.contexts import Contexts
 
@@ -40,17 +42,15 @@ class Tracker:
         self.clock = clock
         self.listeners: list[Callable[[Sequence[RecordedEvent]], None]] = []
         self._log = event_log
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # Weak: a lock lives as long as somebody holds it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._apply_lock = asyncio.Lock()
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
-        self._num_lost = 0
 
     @property
     def degraded(self) -> str:
         """Why the books may lag behind what happened; empty when they do not."""
-        if self._num_lost:
-            return f"{self._num_lost} observations were lost while the event log was unavailable"
         num_waiting = len(self._waiting) + len(self._untracked)
         return f"{num_waiting} observations wait for the event log" if num_waiting else ""
 
@@ -61,7 +61,7 @@ class Tracker:
     async def open(self, observation: ContextOpened, parent: ContextKey | None) -> ContextState:
         """Begin a context, or answer the one that is there. Raises `LogUnavailable`."""
         key = ContextKey(observation.tenant, observation.context_id)
-        async with self._locks[f"name {key}"]:
+        async with self._lock(f"name {key}"):
             known = self.contexts.find(key, observation.namespace)
             if known is not None:
                 return known
@@ -75,7 +75,7 @@ class Tracker:
 
         Raises `UnknownContext` and whatever `decide` raises for what cannot be true.
         """
-        async with self._locks[uid]:
+        async with self._lock(uid):
             if self._waiting:
                 self._wait(uid, observation)
                 return ()
@@ -88,34 +88,41 @@ class Tracker:
 
     async def record(self, namespace: Namespace, events: Sequence[NamespaceEvent]) -> None:
         """Record facts of a KV namespace. Raises `LogUnavailable`: then they are not true yet."""
-        async with self._locks[namespace.stream()]:
+        async with self._lock(namespace.stream()):
             await self._append(namespace.stream(), events)
 
     async def untracked(self, namespace: Namespace, reason: str) -> None:
         """Inference goes to this namespace without being tracked; recorded at most once a minute."""
         last = self.contexts.index.last_untracked_ns(namespace)
         now = self.clock.now_ns()
-        if last is not None and now - last < UNTRACKED_INTERVAL_NS:
+        if namespace in self._untracked or (last is not None and now - last < UNTRACKED_INTERVAL_NS):
             return
         self._untracked[namespace] = reason
         await self._record_untracked()
 
     async def retry_waiting(self) -> None:
-        """Record what waited for the log, in order; what still fails goes on waiting."""
+        """Record what waited for the log, in order; what still fails goes on waiting.
+
+        What turns out to be impossible is dropped, and its namespace counts as used by somebody untracked.
+        """
         await self._record_untracked()
         while self._waiting:
             uid, observation = self._waiting[0]
-            async with self._locks[uid]:
+            async with self._lock(uid):
                 try:
                     await self._decide_and_append(uid, observation)
                 except LogUnavailable:
                     return
-                except LifecycleError as error:
-                    log.error("observation dropped", uid=uid, error=str(error))
+                except Exception as error:
+                    log.exception("an observation that waited is dropped", uid=uid)
+                    self._give_up_on(uid, f"an observation was dropped: {type(error).__name__}")
                 self._waiting.popleft()
+        await self._record_untracked()
 
     async def tick(self) -> None:
-        """Let time pass for every context whose next deadline is over."""
+        """Let time pass where a deadline is over; it stands still while the log is away."""
+        if self._waiting:
+            return
         now = self.clock.now_ns()
         due = [
             uid
@@ -123,7 +130,8 @@ class Tracker:
             if (deadline := next_deadline_ns(state)) is not None and deadline <= now
         ]
         for uid in due:
-            await self.observe(uid, Tick(at_ns=now))
+            with suppress(UnknownContext):
+                await self.observe(uid, Tick(at_ns=now))
 
     async def _record_untracked(self) -> None:
         for namespace, reason in list(self._untracked.items()):
@@ -178,12 +186,28 @@ class Tracker:
     def _apply(self, batch: Sequence[RecordedEvent]) -> None:
         for recorded in batch:
             self.contexts.apply(recorded)
-        if batch:
-            for listener in self.listeners:
+        if not batch:
+            return
+        for listener in list(self.listeners):
+            try:
                 listener(batch)
+            except Exception:
+                log.exception("a listener failed")
 
     def _wait(self, uid: str, observation: Observation) -> None:
         if len(self._waiting) >= MAX_WAITING:
-            self._num_lost += 1
+            self._give_up_on(uid, "observations were lost while the event log was unavailable")
         else:
             self._waiting.append((uid, observation))
+
+    def _give_up_on(self, uid: str, reason: str) -> None:
+        """Something about this context will never be known: its namespace is not ours alone for a while."""
+        state = self.contexts.states.get(uid)
+        if state is not None:
+            self._untracked.setdefault(state.namespace, reason)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
