@@ -93,6 +93,8 @@ def mapped(decision: Decision, observation: CallMapping) -> None:
         return
     mapping = observation.mapping
     if mapping.kind is MappingKind.NONE:
+        if flight is None:
+            return
         decision.emit(
             CallMapped(
                 at_ns=decision.at_ns,

@@ -209,7 +209,8 @@ def _mapped(state: ContextState, event: CallMapped) -> ContextState:
     if event.reason:
         return _with_doubts(state, mapping_lost=event.reason)
     state = placed_mapping(state, event)
-    if all(state.versions[b.tip].mapped for b in state.branches):
+    lists = [b.tip for b in state.branches] + [f.tail for f in state.flights if f.mapping_known]
+    if all(state.versions[tip].mapped for tip in lists):
         state = _with_doubts(state, mapping_lost="")
     return state
 

@@ -270,11 +270,22 @@ class Model:
             return
         call.tip, call.mapped = tip, True
         call.cut = moved.get(call.cut, call.cut) if call.cut else None
-        if name not in self.pins_done:
+        self._own_pins(call, now)
+
+    def map_none(self, name: str, attempt: int, now: int) -> None:
+        """It is known that the tokens will not be known."""
+        call = self.call(name, attempt)
+        if call is None or call.mapped:
+            return
+        call.mapped = True
+        self._own_pins(call, now)
+
+    def _own_pins(self, call: Call, now: int) -> None:
+        if call.name not in self.pins_done:
             for span in call.pins:
                 self._pin(call.tip, span, 300 * SECOND, now)
         if call.pins:
-            self.pins_done.add(name)
+            self.pins_done.add(call.name)
         if call.prefilled and not call.stale and self.open and not self.one_off:
             self._follow(call.tip)
 

@@ -4,7 +4,7 @@ Every step decides, evolves and checks the invariants that hold always. Messages
 `"u1 a1 t1"`; the first letter gives the role. A message renders to as many tokens as its number says.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -122,6 +122,9 @@ def check_always(state: ContextState) -> None:
     assert set(version_states(state)) == set(state.versions)
 
 
+Listener = Callable[[ContextEvent, ContextState | None, ContextState], None]
+
+
 class Story:
     """One context. `events` is all there was, `seen` what the last step (`last`, on `before`) added."""
 
@@ -132,11 +135,14 @@ class Story:
         fork: bool = False,
         upto: int | None = None,
         one_off: bool = False,
+        uid: str = "",
+        listener: Listener = lambda event, before, after: None,
     ) -> None:
+        self.listener = listener
         self.now = NOW if parent is None else parent.now
         opened = ContextOpened(
             at_ns=self.now,
-            uid="child" if parent else "ctx",
+            uid=uid or ("child" if parent else "ctx"),
             tenant="tenant",
             context_id="child" if parent else "ctx",
             namespace=NAMESPACE,
@@ -152,6 +158,7 @@ class Story:
         self.events: list[ContextEvent] = open_context(opened, parent.state if parent else None)
         self.seen = list(self.events)
         self.state = evolve(None, self.events[0])
+        listener(self.events[0], None, self.state)
         self.lists: dict[tuple[str, int], list[str]] = {}
         self.seqs = 0
         self.last: Observation = Tick(at_ns=self.now)
@@ -165,7 +172,8 @@ class Story:
         self.last, self.before = observation, self.state
         self.seen = decide(self.state, observation)
         for event in self.seen:
-            self.state = evolve(self.state, event)
+            before, self.state = self.state, evolve(self.state, event)
+            self.listener(event, before, self.state)
         self.events += self.seen
         self.steps.append((observation, self.seen, self.state))
         check_always(self.state)

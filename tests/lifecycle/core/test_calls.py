@@ -557,6 +557,18 @@ def test_a_call_without_mapping_makes_the_context_unmapped_until_the_next_exact_
     assert story.chain("s0 u1 a1") <= story.keys_live()
 
 
+def test_a_call_in_flight_without_mapping_keeps_the_context_unmapped_whatever_others_tell() -> None:
+    story = Story()
+    story.call("s0 u1")
+    story.arrive("s0 u1 a1", "left")
+    story.arrive("s0 u1 a2", "right")
+    none = PromptMapping(kind=MappingKind.NONE, reason="no template")
+    story.see(CallMapping(at_ns=story.now, call_id="left", attempt=1, mapping=none))
+    story.map("right")
+    story.first("left")
+    assert story.state.unmapped == "no template"
+
+
 def test_a_mapping_does_not_end_what_the_cache_said_and_the_cache_not_what_a_mapping_lacks() -> None:
     story = Story()
     story.call("s0 u1")

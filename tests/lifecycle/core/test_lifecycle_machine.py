@@ -13,23 +13,30 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lifecycle.core.decide import decide
 from lifecycle.core.digest import digest
+from lifecycle.core.directives import Reclaim
+from lifecycle.core.events import CallMapped, ChunksConfirmed, GenerationMapped
 from lifecycle.core.evolve import evolve
+from lifecycle.core.ids import split_keys
 from lifecycle.core.leases import next_deadline_ns
 from lifecycle.core.observations import (
     AppendMessages,
     CallArrival,
+    CallMapping,
     CloseContext,
     DeclareWaiting,
     GenerationKeys,
     PinSpan,
+    PromptMapping,
     ReplaceMessages,
     UnpinSpan,
 )
+from lifecycle.core.plan import plan_reclaim
 from lifecycle.core.state import ContextState, list_path, path, version_states
+from lifecycle.projections.chunk_index import ChunkIndex
 from lifecycle.store.codec import decode, encode
-from lifecycle.vocabulary import CallEnd, VersionState, WaitKind
+from lifecycle.vocabulary import CallEnd, MappingKind, Tier, VersionState, WaitKind
 from tests.lifecycle.core.lifecycle_model import Model
-from tests.lifecycle.core.story import SECOND, Story, fact, pin, tokens_of
+from tests.lifecycle.core.story import NAMESPACE, SECOND, Story, fact, pin, tokens_of
 
 WORDS = ["s0", "u1", "u2", "u3", "a1", "a2", "a3", "t1", "t2"]
 BY_DIGEST = {fact(w).digest: w for w in WORDS}
@@ -66,6 +73,8 @@ class Lives(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.twins: list[Twin] = []
+        self.index = ChunkIndex()
+        self.stored: set[bytes] = set()
         self.num_calls = 0
         self.now = 0
 
@@ -80,9 +89,19 @@ class Lives(RuleBasedStateMachine):
         return twin
 
     def after(self, twin: Twin) -> None:
-        """Whatever was seen changes nothing when it is seen again; a call's arrival is another attempt."""
+        """Whatever was seen changes nothing when it is seen again; a call's arrival is another attempt.
+
+        The cache stores, and says so, every chunk that becomes known.
+        """
         story = twin.story
         self.now = story.now
+        keys = set(
+            split_keys(b"".join(e.keys for e in story.seen if isinstance(e, CallMapped | GenerationMapped)))
+        )
+        self.stored |= keys
+        run = b"".join(sorted(keys))
+        stored = ChunksConfirmed(at_ns=self.now, namespace=NAMESPACE, keys=run, tiers=(Tier.L1,), stored=True)
+        self.index.apply(stored, None, None)
         if not isinstance(story.last, CallArrival):
             again = decide(story.state, story.last)
             state = story.state
@@ -95,7 +114,7 @@ class Lives(RuleBasedStateMachine):
 
     @initialize(one_off=st.sampled_from([False, False, True]))
     def first_context(self, one_off: bool) -> None:
-        story = Story(one_off=one_off)
+        story = Story(one_off=one_off, uid="ctx 0", listener=self.index.apply)
         self.now = story.now
         self.begun(story, Model(story.now, one_off=one_off), [])
         for word in (1, 2) if not one_off else ():
@@ -110,7 +129,14 @@ class Lives(RuleBasedStateMachine):
     )
     def another_context(self, number: int, upto: int | None, one_off: bool, share: bool) -> None:
         parent = self.twin(number)
-        story = Story(parent=parent.story, fork=share, upto=upto, one_off=one_off)
+        story = Story(
+            parent=parent.story,
+            fork=share,
+            upto=upto,
+            one_off=one_off,
+            uid=f"ctx {len(self.twins)}",
+            listener=self.index.apply,
+        )
         model = parent.model.fork(self.now, upto) if share else Model(self.now)
         model.one_off = one_off
         self.begun(story, model, list(parent.agent[:upto]) if share else [])
@@ -176,6 +202,17 @@ class Lives(RuleBasedStateMachine):
         if twin.story.seen:
             twin.stripped[name, attempt] = strips
         twin.model.map(name, attempt, strips, twin.story.now)
+        self.after(twin)
+
+    @rule(number=pick, which=pick, sure=st.sampled_from([False, False, True]))
+    def map_none(self, number: int, which: int, sure: bool) -> None:
+        twin = self.twin(number)
+        if not twin.in_flight() or not sure:
+            return
+        name, attempt = twin.in_flight()[which % len(twin.in_flight())]
+        none = PromptMapping(kind=MappingKind.NONE, reason="no template")
+        twin.story.see(CallMapping(at_ns=self.now, call_id=name, attempt=attempt, mapping=none))
+        twin.model.map_none(name, attempt, twin.story.now)
         self.after(twin)
 
     @rule(number=pick, which=pick)
@@ -356,6 +393,24 @@ class Lives(RuleBasedStateMachine):
                 mine.update(version.keys[i : i + 32] for i in range(0, len(version.keys), 32))
             theirs += twin.model.references()
         assert mine == theirs
+        for key in self.stored:
+            assert self.index.references(NAMESPACE, key) == mine[key]
+
+    @invariant()
+    def what_is_reclaimed_is_dead_in_every_context_and_all_that_is_dead_is(self) -> None:
+        plan = plan_reclaim(self.index, NAMESPACE, self.now, 0, "d", lambda owner: True)
+        live = {key for twin in self.twins for key in twin.model.references()}
+        unknown = any(not c.mapped for twin in self.twins for c in twin.model.calls)
+        assert plan is None or not set(split_keys(plan.keys)) & live
+        if isinstance(plan, Reclaim) and not unknown:
+            assert set(split_keys(plan.keys)) == self.stored - live
+        elif plan is None and not unknown:
+            assert self.stored <= live
+        for twin in self.twins:
+            calls = twin.model.calls if twin.model.open else []
+            lists = [x.tip for x in twin.model.lines] + [c.answer.tail for c in calls]
+            if not unknown and any(end.tokens is None for end in lists):
+                assert not isinstance(plan, Reclaim)
 
     @invariant()
     def calls_and_pins_and_the_last_list_are_live(self) -> None:
