@@ -23,6 +23,9 @@ log = structlog.get_logger(__name__)
 SWEEP_SECONDS = 1.0
 """How often a namespace is looked at even if nothing was heard: retries become due with time alone."""
 
+OBSERVED = "observe mode"
+"""Why a directive of a context that is not enforced was not sent."""
+
 
 def _no_tokens() -> Sequence[int] | None:
     return None
@@ -49,25 +52,28 @@ class Reclaimer:
         self._mode_of = mode_of
         self._objection = objection
         self._wake = asyncio.Event()
+        self._began = False
         tracker.listeners.append(self._heard)
 
     async def run(self) -> None:
         """Until cancelled. A failing log or cache delays; it never ends the loop.
 
-        Directives of an earlier run without an outcome are closed first: what they asked for is still dead,
+        Directives of an earlier run without an outcome are closed first: what they asked for is still wanted,
         and is asked for again.
         """
+        left_over = self._left_over()
+        self._began = True
         async with asyncio.TaskGroup() as tasks:
-            for directive in self._tracker.contexts.index.open_directives():
+            for directive in left_over:
                 await self.settle(
                     directive,
                     DirectiveResult(outcome=DirectiveOutcome.EXPIRED, reason="the proxy was restarted"),
                 )
             while True:
                 try:
-                    for directive, enforced in self._planned():
+                    for directive, suppressed in self._planned():
                         await self.propose(directive)
-                        tasks.create_task(self.execute(directive, "" if enforced else "observe mode"))
+                        tasks.create_task(self.execute(directive, suppressed))
                 except LogUnavailable as error:
                     log.warning("reclaim waits for the event log", error=str(error))
                 try:
@@ -77,14 +83,22 @@ class Reclaimer:
                     pass
                 self._wake.clear()
 
-    def _planned(self) -> list[tuple[Reclaim | Demote, bool]]:
-        """One directive per namespace and mode; the next pass plans what these leave."""
+    def _left_over(self) -> Sequence[Directive]:
+        """What has no outcome and nobody who would tell one. Other kinds than reclaim end only with us."""
+        contexts = self._tracker.contexts
+        found: dict[str, Directive] = {d.directive_id: d for d in contexts.index.open_directives()}
+        if not self._began:
+            found |= {i: r.directive for i, r in contexts.directives.items() if r.result is None}
+        return list(found.values())
+
+    def _planned(self) -> list[tuple[Reclaim | Demote, str]]:
+        """One directive per namespace and mode, with why it is suppressed; the next pass plans the rest."""
         if self._tracker.degraded:
             return []
         contexts = self._tracker.contexts
-        planned: list[tuple[Reclaim | Demote, bool]] = []
+        planned: list[tuple[Reclaim | Demote, str]] = []
         for namespace in contexts.index.namespaces():
-            may_touch = not self._objection(namespace)
+            objection = self._objection(namespace)
             for enforced in (True, False):
                 directive = plan_reclaim(
                     contexts.index,
@@ -92,10 +106,10 @@ class Reclaimer:
                     self._tracker.clock.now_ns(),
                     contexts.position,
                     self._ids.new("d"),
-                    partial(self._belongs, may_touch, enforced),
+                    partial(self._belongs, not objection, enforced),
                 )
                 if directive is not None:
-                    planned.append((directive, enforced))
+                    planned.append((directive, "" if enforced else objection or OBSERVED))
         return planned
 
     @property

@@ -1,5 +1,4 @@
-"""Contexts that live through a tracker, as a test tool: a clock set by hand, agents, one digest of all that is
-true."""
+"""Contexts that live through a tracker, as a test tool: a clock set by hand, agents, one digest of all."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
