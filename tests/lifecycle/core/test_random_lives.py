@@ -1,4 +1,4 @@
-"""The steps of the machine with the odds of busy agents: denser lives than a search for small failures draws."""
+"""The steps of the machine with the odds of busy agents: denser lives than a search for failures draws."""
 
 import random
 
