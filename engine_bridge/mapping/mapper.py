@@ -60,12 +60,14 @@ class MappingState:
 
     @property
     def size_bytes(self) -> int:
-        """Rough size: text twice (rendered, and in the messages), ids, per-message overhead."""
+        """Rough size: rendered text, ids and keys, the messages' texts and their objects."""
+        count = len(self.conversation)
         return (
-            2 * len(self.tokens.text)
+            self.tokens.text.size_bytes
+            + len(self.tokens.text)
             + 4 * len(self.tokens.ids)
             + len(self.keys)
-            + 700 * len(self.conversation)
+            + 1000 * count
         )
 
 

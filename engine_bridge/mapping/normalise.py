@@ -7,6 +7,7 @@ such as images, raises `Unmappable`.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -96,7 +97,7 @@ def normalise_message(raw: Mapping[str, Any], content_format: ContentFormat) -> 
     role = raw.get("role")
     if not isinstance(role, str):
         raise RejectedByEngine("a message has no role")
-    message: Message = {"role": role, "content": _content(raw, role, content_format)}
+    message: Message = {"role": sys.intern(role), "content": _content(raw, role, content_format)}
     if role == "assistant":
         _add_assistant_fields(raw, message)
     elif role == "tool" and "tool_call_id" in raw:

@@ -11,6 +11,8 @@ import bisect
 import functools
 import json
 import re
+import sys
+import zlib
 from array import array
 from collections.abc import Sequence
 
@@ -41,7 +43,8 @@ class TextTokenizer:
     """A fast tokenizer, with what its added tokens allow to conclude.
 
     A *hard* added token is matched wherever its characters stand: the text is not normalised before it is
-    looked for, and no word boundary is asked for.
+    looked for. Where some added token depends on the characters before it (it strips them, or wants to be a
+    whole word), no cut is safe, and every text is encoded as a whole.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -49,11 +52,9 @@ class TextTokenizer:
         added: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
         unnormalised = _keeps_text(tokenizer)
         self._hard = {
-            number: token.content
-            for number, token in added.items()
-            if (unnormalised or not token.normalized) and not token.single_word
+            number: token.content for number, token in added.items() if unnormalised or not token.normalized
         }
-        self._usable = not any(token.lstrip for token in added.values())
+        self._usable = not any(token.lstrip or token.single_word for token in added.values())
         self._longest = max((len(token.content) for token in added.values()), default=0)
         self._is_hard = np.zeros(max(added, default=-1) + 2, bool)
         self._is_hard[list(self._hard)] = True
@@ -157,10 +158,13 @@ def common_prefix(left: str, right: str) -> int:
 
 
 class Rope:
-    """A long text that changes at its end, in pieces; the part that stays is never copied."""
+    """A long text that changes at its end, in pieces; the part that stays is never copied.
+
+    All but the last pieces are held compressed: they are read only when a prompt changed far back.
+    """
 
     def __init__(self) -> None:
-        self._pieces: list[str] = []
+        self._pieces: list[str | bytes] = []
         self._ends: list[int] = []
 
     def __len__(self) -> int:
@@ -172,11 +176,33 @@ class Rope:
             self._pieces.pop()
             self._ends.pop()
         if self._ends and self._ends[-1] > kept:
-            self._pieces[-1] = self._pieces[-1][: kept - self._start(len(self._ends) - 1)]
+            last = len(self._ends) - 1
+            self._pieces[-1] = self._read(last)[: kept - self._start(last)]
             self._ends[-1] = kept
-        if tail:
-            self._pieces.append(tail)
-            self._ends.append(kept + len(tail))
+        for at in range(0, len(tail), _BLOCK):
+            self._pieces.append(tail[at : at + _BLOCK])
+            self._ends.append(kept + min(at + _BLOCK, len(tail)))
+        self._pack()
+
+    def _pack(self) -> None:
+        """Compress what lies more than a block before the end, in pieces of about a block."""
+        first = len(self._pieces)
+        while first and isinstance(self._pieces[first - 1], str):
+            first -= 1
+        index = first
+        while index < len(self._pieces) and self._ends[index] + _BLOCK <= len(self):
+            if self._ends[index] - self._start(first) >= _BLOCK // 2:
+                joined = "".join(self._read(at) for at in range(first, index + 1))
+                packed = zlib.compress(joined.encode("utf-8", "surrogatepass"), 1)
+                self._pieces[first : index + 1] = [packed]
+                self._ends[first : index + 1] = [self._ends[index]]
+                index = first
+                first += 1
+            index += 1
+
+    def _read(self, index: int) -> str:
+        piece = self._pieces[index]
+        return piece if isinstance(piece, str) else zlib.decompress(piece).decode("utf-8", "surrogatepass")
 
     def tail(self, start: int) -> str:
         """Text from `start` on."""
@@ -187,7 +213,7 @@ class Rope:
         out: list[str] = []
         index = bisect.bisect_right(self._ends, start)
         while index < len(self._ends) and (at := self._start(index)) < end:
-            out.append(self._pieces[index][max(start - at, 0) : end - at])
+            out.append(self._read(index)[max(start - at, 0) : end - at])
             index += 1
         return "".join(out)
 
@@ -200,8 +226,9 @@ class Rope:
         return self._ends[index - 1] if index else 0
 
     @property
-    def pieces(self) -> Sequence[str]:
-        return self._pieces
+    def size_bytes(self) -> int:
+        """Memory of the pieces."""
+        return sum(map(sys.getsizeof, self._pieces))
 
 
 class TokenisedText:

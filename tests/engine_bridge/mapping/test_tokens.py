@@ -34,6 +34,7 @@ BUILDS = (
     "bytes",
     "metaspace",
     "lower",
+    "lower, normalised",
     "composed",
     "strips left",
     "strips right",
@@ -49,7 +50,7 @@ def tokenizer(build: str) -> TextTokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if build == "metaspace":
         made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    if build == "lower":
+    if build.startswith("lower"):
         made.normalizer = normalizers.Lowercase()
     if build == "composed":
         made.normalizer = normalizers.NFC()
@@ -63,6 +64,7 @@ def tokenizer(build: str) -> TextTokenizer:
         "strips right": {"rstrip": True},
         "whole words": {"single_word": True},
         "normalised": {"normalized": True},
+        "lower, normalised": {"normalized": True},
     }.get(build, {})
     made.add_tokens(
         [
@@ -74,7 +76,7 @@ def tokenizer(build: str) -> TextTokenizer:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-@settings(max_examples=150)
+@settings(max_examples=80, deadline=None)
 @given(texts=st.lists(st.tuples(text, st.integers(0, 40)), min_size=1, max_size=5))
 def test_any_edit_gives_the_ids_of_a_full_encode(build, texts):
     encoder = tokenizer(build)
@@ -138,3 +140,19 @@ def test_a_rope_is_the_text_that_was_put_together(edits, start, end):
     assert len(rope) == len(now)
     assert rope.tail(0) == now
     assert rope.cut(start, end) == now[start:end]
+
+
+@given(st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 150_000)), max_size=8), st.data())
+@settings(max_examples=20, deadline=None)
+def test_a_long_rope_takes_little_room_and_loses_nothing(edits, data):
+    rope, now = Rope(), ""
+    for kept, size in edits:
+        kept = min(kept, len(now))
+        tail = ("été \ud800 " * (size // 7 + 1))[:size]
+        rope.replace_tail(kept, tail)
+        now = now[:kept] + tail
+    assert len(rope) == len(now)
+    start = data.draw(st.integers(0, len(now)))
+    end = data.draw(st.integers(start, len(now)))
+    assert rope.cut(start, end) == now[start:end]
+    assert rope.size_bytes < len(now) // 10 + 600_000
