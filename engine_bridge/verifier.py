@@ -33,7 +33,7 @@ STORE_LAG_SECONDS = 0.1
 """How long after a call's end the engine may still report what it stored; it does so before it answers."""
 
 NUM_UNTOLD_LOOKS = 3
-"""Looks after which generated chunks that did not show up are not waited for any more."""
+"""Looks after which stores that the engine did not report are not waited for any more."""
 
 MAX_UNTOLD_CHUNKS = 1024
 """Chunks looked for behind the prompt of a call whose output the engine did not count."""
@@ -74,7 +74,6 @@ class StoreJournal:
         self._since: dict[int, float] = {}
         self._children: defaultdict[int, list[BlocksStored]] = defaultdict(list)
         self._num_tokens = 0
-        self._changed = asyncio.Event()
         self.live = False
         """Whether a stream is being read: without one no store can be called ours."""
 
@@ -119,15 +118,6 @@ class StoreJournal:
             for e in self._children.get(short_hash(parent), ())
         )
 
-    async def changed(self, timeout_seconds: float) -> None:
-        """Wait for the next store, at most that long."""
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
-
     def _add(self, event: BlocksStored) -> None:
         parent = short_hash(ROOT) if event.parent is None else event.parent
         known = event.hashes[0] in self._since
@@ -144,15 +134,21 @@ class StoreJournal:
             siblings.remove(old)
             if not siblings:
                 del self._children[old_parent]
-        self._changed.set()
 
 
 class Verifier:
     """Confirms, after each tracked call, what the cache holds of it, and learns what it generated."""
 
-    def __init__(self, tracker: Tracker, cache: CacheControl, journal: StoreJournal) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        cache: CacheControl,
+        journal: StoreJournal,
+        pauses_seconds: Sequence[float] = PAUSES_SECONDS,
+    ) -> None:
         self._tracker = tracker
         self._cache = cache
+        self._pauses_seconds = pauses_seconds
         self.journal = journal
 
     async def verify(self, call: ComputedCall) -> None:
@@ -166,30 +162,35 @@ class Verifier:
         missing = self._unverified(call.namespace, own)
         num_expected = len(missing)
         num_shown = 0
+        unowned: set[bytes] = set()
         generated: dict[bytes, GeneratedChunk] = {}
         # Later calls go on from the same prompt: what they store must not pass for what this one generated.
         window = (call.began, call.ended + STORE_LAG_SECONDS)
         depth = self._num_generated(call)
         reached_cache = False
-        for num_looks, pause in enumerate(PAUSES_SECONDS, start=1):
-            await self.journal.changed(pause)
+        for num_looks, pause in enumerate(self._pauses_seconds, start=1):
+            await asyncio.sleep(pause)
             if depth:
                 found = self.journal.behind(call.keys, call.tail_ids, window, depth)
                 fresh = [g for g in found if g.key not in generated]
                 if fresh:
                     generated.update((g.key, g) for g in fresh)
                     await self._report_generation(call, list(generated.values()))
-            wanted = missing + self._unverified(call.namespace, b"".join(generated))
+            # The directory may show a chunk before the engine reports its store: it is ours all the same.
+            reported = [key for key in unowned if self.journal.stored_since(key, call.began)]
+            wanted = missing + self._unverified(call.namespace, b"".join(generated)) + reported
             if wanted:
                 try:
-                    shown = await self._confirm(call, wanted)
+                    shown, ours = await self._confirm(call, wanted)
                     reached_cache = True
                 except (CacheUnavailable, LogUnavailable) as error:
                     log.warning("verification waits", error=str(error))
                     continue
+                unowned = (unowned | shown) - ours
                 num_shown += len([k for k in missing if k in shown])
                 missing = [k for k in missing if k not in shown]
-            if not missing and (len(generated) >= depth or num_looks > NUM_UNTOLD_LOOKS):
+            told = len(generated) >= depth and not unowned
+            if not missing and (told or num_looks > NUM_UNTOLD_LOOKS):
                 break
         await self._conclude(call, num_expected, num_shown, missing, reached_cache)
 
@@ -209,8 +210,8 @@ class Verifier:
     def _unverified(self, namespace: Namespace, keys: bytes) -> list[bytes]:
         return list(self._tracker.contexts.index.unverified(namespace, keys)) if keys else []
 
-    async def _confirm(self, call: ComputedCall, keys: Sequence[bytes]) -> set[bytes]:
-        """Ask where the keys lie, record it, and answer those that lie somewhere."""
+    async def _confirm(self, call: ComputedCall, keys: Sequence[bytes]) -> tuple[set[bytes], set[bytes]]:
+        """Ask where the keys lie, record it, and answer which lie somewhere and which of those are ours."""
         present = [p for p in await self._cache.locate(call.namespace, keys) if p.tiers]
         ours = [p for p in present if self.journal.stored_since(p.key, call.began)]
         others = [p for p in present if not self.journal.stored_since(p.key, call.began)]
@@ -227,7 +228,7 @@ class Verifier:
         ]
         if events:
             await self._tracker.record(call.namespace, events)
-        return {p.key for p in present}
+        return {p.key for p in present}, {p.key for p in ours}
 
     async def _report_generation(self, call: ComputedCall, chunks: Sequence[GeneratedChunk]) -> None:
         """One observation for each way the prompt went on: a choice, or another attempt at it."""

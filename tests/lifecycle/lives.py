@@ -106,7 +106,7 @@ class Agent:
         self.uid = state.uid
         return state
 
-    async def arrive(self, words: str, call: str = "c1") -> Sequence[RecordedEvent]:
+    async def arrive(self, words: str, call: str = "c1", num_choices: int = 1) -> Sequence[RecordedEvent]:
         return await self.tracker.observe(
             self.uid,
             CallArrival(
@@ -114,6 +114,7 @@ class Agent:
                 call_id=call,
                 head=b"head",
                 messages=tuple(fact(w) for w in words.split()),
+                num_choices=num_choices,
             ),
         )
 
