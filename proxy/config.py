@@ -4,7 +4,7 @@ Secrets never stand in the file: a field that ends in `_env` names the environme
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,11 @@ from lifecycle.vocabulary import Mode
 from proxy.auth import ApiKey, KeyScope
 
 ENVIRONMENT_PREFIX = "KVTETHER_"
-"""`KVTETHER_UPSTREAM__URL` sets `upstream.url`: two underscores step into a section."""
+"""`KVTETHER_UPSTREAM__URL` sets `upstream.url`: two underscores step into a section. A value in brackets or
+braces is YAML, any other is taken as it stands."""
+
+ADMIN_KEY_VARIABLE = "KVTETHER_ADMIN_KEY"
+"""The command line's own key, no setting."""
 
 
 class InvalidConfig(Exception):
@@ -49,8 +53,8 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model whose messages are mapped to tokens."""
 
-    name: Annotated[str, _doc("Name that clients send as `model`.")]
     path: Annotated[str, _doc("Directory with the tokenizer and chat template of the engine's revision.")]
+    name: Annotated[str, _doc("Name that clients send as `model`; empty takes the engine's first.")] = ""
     chat_template_kwargs: Annotated[
         dict[str, Any], _doc("The engine's `--default-chat-template-kwargs`, if it has any.")
     ] = {}
@@ -139,9 +143,11 @@ def load_config(
         if loaded is not None and not isinstance(loaded, dict):
             raise InvalidConfig(f"{path}: a mapping is expected at the top")
         raw = loaded or {}
+    secrets = {ADMIN_KEY_VARIABLE, *_secret_variables(raw)}
     for name, value in (os.environ if environment is None else environment).items():
-        if name.startswith(ENVIRONMENT_PREFIX):
-            _set(raw, name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"), yaml.safe_load(value))
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in secrets:
+            names = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+            _set(raw, names, _environment_value(name, value))
     for dotted, value in (overrides or {}).items():
         if value is not None:
             _set(raw, dotted.split("."), value)
@@ -218,6 +224,27 @@ def _plain(value: Any) -> str:
     if value in ((), {}, ""):
         return "empty"
     return str(value)
+
+
+def _environment_value(name: str, value: str) -> Any:
+    if not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InvalidConfig(f"{name}: {error}") from error
+
+
+def _secret_variables(raw: Any) -> Iterator[str]:
+    """Environment variables that the file names as holding a secret."""
+    if isinstance(raw, Mapping):
+        for name, value in raw.items():
+            if str(name).endswith("_env") and isinstance(value, str):
+                yield value
+            yield from _secret_variables(value)
+    elif isinstance(raw, list):
+        for item in raw:
+            yield from _secret_variables(item)
 
 
 def _set(raw: dict[str, Any], names: list[str], value: Any) -> None:
