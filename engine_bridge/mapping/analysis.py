@@ -23,8 +23,8 @@ class LoopPlan(msgspec.Struct):
 
     Iteration i may depend on messages up to i + `lookahead`, and on the values of `free` at loop entry.
     `marks_suffice`: everything an iteration emits comes from its own message or an earlier one, so the
-    owners of its text are known without following strings. `writes_after`: the text after the loop holds
-    messages too.
+    owners of its text are known without following strings. `writes_after`: the text after the loop may
+    hold messages or tools too.
     """
 
     loop: nodes.For
@@ -184,7 +184,7 @@ def _analyse(tree: nodes.Template, loop: nodes.For, aliases: frozenset[str]) -> 
             lookahead = max(lookahead, 2)
     lookahead = max(lookahead, _loop_lookahead(body))
     free = _free_names(tree, loop, body, aliases, bounded)
-    after = _writes_after(tree, loop, aliases)
+    after = _writes_after(tree, loop, aliases | {"tools"})
     return LoopPlan(
         loop=loop,
         lookahead=lookahead,
@@ -253,9 +253,9 @@ def _writes_ahead(body: nodes.Template) -> bool:
     return False
 
 
-def _writes_after(tree: nodes.Template, loop: nodes.For, aliases: frozenset[str]) -> bool:
-    """Whether what follows the loop may write a message's text."""
-    derived = _derived_names(tree, aliases)
+def _writes_after(tree: nodes.Template, loop: nodes.For, origins: frozenset[str]) -> bool:
+    """Whether what follows the loop may write a message's text, or the tools'."""
+    derived = _derived_names(tree, origins)
     inside = {id(node) for node in [*_outputs([loop]), *loop.find_all(nodes.For), loop]}
     writers: list[nodes.Node] = [output for output in tree.find_all(nodes.Output) if id(output) not in inside]
     writers += [

@@ -72,11 +72,15 @@ class MappingState:
 
 
 class Prepared(msgspec.Struct):
-    """A request on its way: what the template gets, and how much of it is the previous render's."""
+    """A request on its way: what the template gets, and how much of it is the previous render's.
+
+    `common` counts messages of the template's conversation, `common_messages` those of the client.
+    """
 
     facts: TemplateFacts
     given: RenderInput
     common: int
+    common_messages: int
     num_messages: int
 
 
@@ -103,7 +107,7 @@ class ChatMapper:
         """Normalise what is new of a prompt."""
         tools = self._tools(prompt, state)
         facts = self.profile.template_for(tools is not None)
-        common = state.history.update(prompt.messages, facts.content_format)
+        common = common_messages = state.history.update(prompt.messages, facts.content_format)
         conversation: list[Message] = state.history.normal[:]
         owners: list[int | Merged] | None = None
         if not facts.knows_developer and state.history.first_developer is not None:
@@ -130,7 +134,7 @@ class ChatMapper:
             kwargs={**self.profile.special_tokens, **kwargs},
             open_ended=prompt.continue_final_message,
         )
-        return Prepared(facts, given, common, len(prompt.messages))
+        return Prepared(facts, given, common, common_messages, len(prompt.messages))
 
     def _tools(self, prompt: ChatPrompt, state: MappingState) -> list[Message] | None:
         if prompt.tools is None or (
@@ -152,7 +156,9 @@ class ChatMapper:
         if state.render is None or state.source != prepared.facts.source:
             return None
         rendering = compiled(state.source).resume(prepared.given, state.render, prepared.common, max_steps)
-        if rendering is not None and rendering.tools_end < 0 and state.tools_char_end > rendering.kept:
+        if rendering is None or (rendering.tools_end < 0 and state.tools_char_end > rendering.kept):
+            return None
+        if state.segments.latest_owner(rendering.kept) >= prepared.common_messages:
             return None
         return rendering
 

@@ -8,6 +8,7 @@ message i therefore hold nothing of a later message.
 
 from __future__ import annotations
 
+import bisect
 from array import array
 
 import msgspec
@@ -64,9 +65,14 @@ class Segments:
         twin.starts, twin.owners = self.starts[:], self.owners[:]
         return twin
 
+    def latest_owner(self, kept: int) -> int:
+        """Greatest owner among the first `kept` characters."""
+        count = bisect.bisect_left(self.starts, kept)
+        return max(self.owners[:count], default=-1)
+
     def replace_tail(self, kept: int, segments: list[tuple[int, int]]) -> None:
         """Forget what starts at or after character `kept` and append."""
-        count = int(np.searchsorted(np.frombuffer(self.starts, np.uint32), kept)) if self.starts else 0
+        count = bisect.bisect_left(self.starts, kept)
         del self.starts[count:], self.owners[count:]
         self.starts.extend(start for start, _ in segments)
         self.owners.extend(owner for _, owner in segments)
