@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
 
 from engine_bridge.errors import BridgeError
 from lifecycle.core.events import RecordedEvent
@@ -19,8 +21,8 @@ from lifecycle.errors import LifecycleError, UnknownContext
 from lifecycle.vocabulary import Mode
 from proxy.auth import KeyScope
 from proxy.config import ModeRule
-from proxy.erasure import erase_tenant
-from proxy.errors import Forbidden, InvalidRequest, ProxyError
+from proxy.erasure import erase_tenant, observe_now
+from proxy.errors import Forbidden, InvalidRequest, MethodRefused, NoSuchPath, ProxyError
 from proxy.forward import Send
 from proxy.lifecycle_fields import parse_span
 from proxy.presentation import (
@@ -39,6 +41,8 @@ MAX_PAGE = 1000
 ADMIN_SOURCE = "admin"
 EVENT_BACKLOG = 10_000
 """Events that one slow reader of the event stream may be behind before it is cut off."""
+
+_ROUTING: dict[int, type[ProxyError]] = {404: NoSuchPath, 405: MethodRefused}
 
 OPEN_PATHS = frozenset(("/livez", "/readyz", "/metrics"))
 LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -95,7 +99,7 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
     app = FastAPI(title="KVTether admin", openapi_url="/kv/v1/openapi.json", docs_url=None, redoc_url=None)
     contexts = runtime.tracker.contexts
 
-    for kind in (LifecycleError, ProxyError, BridgeError):
+    for kind in (LifecycleError, ProxyError, BridgeError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_problem)
 
     @app.get("/livez")
@@ -147,7 +151,11 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
     @app.get("/kv/v1/calls/{call_id}")
     async def one_call(call_id: str) -> Response:
         found = [
-            {"uid": s.uid, "attempts": s.attempts[call_id], "in_flight": [call_view(f) for f in s.flights]}
+            {
+                "uid": s.uid,
+                "attempts": s.attempts[call_id],
+                "in_flight": [call_view(f) for f in s.flights if f.call_id == call_id],
+            }
             for s in contexts.states.values()
             if call_id in s.attempts
         ]
@@ -216,8 +224,10 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
     @app.post("/kv/v1/contexts/{uid}/close")
     async def close(uid: str) -> Response:
         _state(runtime, uid)
-        await runtime.tracker.observe(
-            uid, CloseRequested(at_ns=runtime.clock.now_ns(), reason="closed by an operator")
+        await observe_now(
+            runtime.tracker,
+            uid,
+            CloseRequested(at_ns=runtime.clock.now_ns(), reason="closed by an operator"),
         )
         return _json(context_summary(_state(runtime, uid)))
 
@@ -254,8 +264,10 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
         for state in list(contexts.states.values()):
             if state.pins:
                 released += len(state.pins)
-                await runtime.tracker.observe(
-                    state.uid, PinsDropped(at_ns=runtime.clock.now_ns(), reason="released by an operator")
+                await observe_now(
+                    runtime.tracker,
+                    state.uid,
+                    PinsDropped(at_ns=runtime.clock.now_ns(), reason="released by an operator"),
                 )
         return _json({"pins": released, "cache_holds": await runtime.cache.release_all()})
 
@@ -323,29 +335,41 @@ async def _operate(runtime: Runtime, uid: str, operation: Operation) -> Response
 
 
 async def _event_stream(runtime: Runtime, after: int) -> AsyncIterator[bytes]:
-    """Recorded events as server-sent events: first what is in the log behind `after`, then as they come."""
-    fresh: deque[RecordedEvent] = deque(maxlen=EVENT_BACKLOG)
+    """Recorded events as server-sent events: first what is in the log behind `after`, then as they come.
+
+    Ends, never skips: when the process stops, and for a reader that is `EVENT_BACKLOG` behind.
+    """
+    fresh: deque[RecordedEvent] = deque()
     heard = asyncio.Event()
 
     def listen(batch: Sequence[RecordedEvent]) -> None:
-        fresh.extend(batch)
+        if len(fresh) < EVENT_BACKLOG:
+            fresh.extend(batch)
+        heard.set()
+
+    async def stop() -> None:
+        await runtime.stopping.wait()
         heard.set()
 
     runtime.tracker.listeners.append(listen)
+    stopping = runtime.tasks.spawn(stop())
     try:
         position = after
         async for recorded in runtime.event_log.read_all(after):
             position = recorded.position
             yield _sse(recorded)
-        while True:
+        while not runtime.stopping.is_set():
+            heard.clear()
             while fresh:
                 recorded = fresh.popleft()
+                if recorded.position > position + 1:
+                    return
                 if recorded.position > position:
                     position = recorded.position
                     yield _sse(recorded)
-            heard.clear()
             await heard.wait()
     finally:
+        stopping.cancel()
         runtime.tracker.listeners.remove(listen)
 
 
@@ -354,6 +378,10 @@ def _sse(recorded: RecordedEvent) -> bytes:
 
 
 async def _answer_problem(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        error = _ROUTING.get(error.status_code, InvalidRequest)(str(error.detail))
+    elif isinstance(error, RequestValidationError):
+        error = InvalidRequest("; ".join(f"{e['loc'][-1]}: {e['msg']}" for e in error.errors()))
     answer = problem(error, request.url.path)
     headers = {n.decode(): v.decode() for n, v in answer.headers if n != b"content-length"}
     return Response(answer.body, status_code=answer.status, headers=headers)

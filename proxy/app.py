@@ -3,22 +3,26 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
 import uvicorn
 
+from lifecycle.ports import CacheControl
 from proxy.admin_api import AdminGuard, create_admin_app
 from proxy.config import Config, InvalidConfig, Listener
 from proxy.data_app import DataApp
 from proxy.ops_api import OpsApi
 from proxy.runtime import Runtime, open_runtime
+from proxy.tasks import owned_tasks
 
 log = structlog.get_logger(__name__)
 
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 DRAIN_SECONDS = 30
+BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients and balancers keep idle connections, so that they close first."""
 
@@ -49,10 +53,11 @@ def create_data_app(runtime: Runtime) -> DataApp:
 
 
 @asynccontextmanager
-async def serving(config: Config) -> AsyncIterator[Serving]:
+async def serving(config: Config, cache: CacheControl | None = None) -> AsyncIterator[Serving]:
     """Serve both listeners until the block ends; then drain, settle and close.
 
-    Raises `InvalidConfig` for an address that everybody could use without a key.
+    `cache` stands in for the driver that the configuration names. Raises `InvalidConfig`, also for an address
+    that everybody could use without a key, or that is taken.
     """
     if not config.api_keys:
         for listener in (config.data, config.admin):
@@ -61,21 +66,21 @@ async def serving(config: Config) -> AsyncIterator[Serving]:
                     f"{listener.host}: without api_keys only loopback addresses are served; "
                     "configure api_keys, or bind 127.0.0.1"
                 )
-    async with open_runtime(config) as runtime:
-        data = _server(create_data_app(runtime), config.data)
-        admin = _server(AdminGuard(create_admin_app(runtime), runtime), config.admin)
-        async with asyncio.TaskGroup() as servers:
-            for server in (data, admin):
-                servers.create_task(server.serve())
-            try:
-                for server in (data, admin):
-                    while not server.started:
-                        if server.should_exit:
-                            raise InvalidConfig("an address cannot be bound; see the log above")
-                        await asyncio.sleep(0.01)
-                yield Serving(runtime, _url(data), _url(admin))
-            finally:
-                data.should_exit = admin.should_exit = True
+    async with AsyncExitStack() as stack:
+        sockets = [stack.enter_context(_bound(each)) for each in (config.data, config.admin)]
+        runtime = await stack.enter_async_context(open_runtime(config, cache))
+        apps = (create_data_app(runtime), AdminGuard(create_admin_app(runtime), runtime))
+        servers = [_server(app) for app in apps]
+        tasks = await stack.enter_async_context(owned_tasks())
+        running = [tasks.run(server.serve([bound])) for server, bound in zip(servers, sockets, strict=True)]
+        try:
+            # The sockets listen already: who connects before a server accepts is served a moment later.
+            yield Serving(runtime, *(_url(bound) for bound in sockets))
+        finally:
+            runtime.stopping.set()
+            for server in servers:
+                server.should_exit = True
+            await asyncio.wait(running)
 
 
 async def serve_until_signalled(config: Config) -> None:
@@ -100,12 +105,23 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: object, listener: Listener) -> _Server:
+@contextlib.contextmanager
+def _bound(listener: Listener) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in listener.host else socket.AF_INET
+    try:
+        bound = socket.create_server((listener.host, listener.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise InvalidConfig(
+            f"{listener.host}:{listener.port} cannot be bound: {error.strerror or error}"
+        ) from error
+    with bound:
+        yield bound
+
+
+def _server(app: object) -> _Server:
     return _Server(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
-            host=listener.host,
-            port=listener.port,
             loop="none",
             http="httptools",
             lifespan="off",
@@ -119,6 +135,6 @@ def _server(app: object, listener: Listener) -> _Server:
     )
 
 
-def _url(server: _Server) -> str:
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

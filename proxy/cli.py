@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from lifecycle.vocabulary import Mode
 from proxy.app import serve_until_signalled
-from proxy.config import Config, InvalidConfig, json_schema, load_config
+from proxy.config import ADMIN_KEY_VARIABLE, Config, InvalidConfig, json_schema, load_config
 from proxy.doctor import examine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -25,7 +26,7 @@ DEFAULT_ADMIN = "http://127.0.0.1:8701"
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: kvtether.yaml if it is there.")]
 AdminUrl = Annotated[str, typer.Option("--admin", help="The proxy's admin listener.")]
 AdminKey = Annotated[
-    str, typer.Option("--admin-key", envvar="KVTETHER_ADMIN_KEY", help="API key with the admin scope.")
+    str, typer.Option("--admin-key", envvar=ADMIN_KEY_VARIABLE, help="API key with the admin scope.")
 ]
 
 
@@ -144,7 +145,7 @@ def configure_logging() -> None:
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 
 

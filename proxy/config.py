@@ -125,7 +125,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan_wait_seconds: Annotated[
         float, _doc("Longest time that a call waits for its plan in enforce.", ge=0, le=1)
     ] = 0.005
-    mapping_workers: Annotated[int, _doc("Processes for full renders.", ge=0, le=64)] = 1
+    mapping_workers: Annotated[int, _doc("Processes for full renders.", ge=1, le=64)] = 1
 
 
 def load_config(

@@ -141,6 +141,7 @@ class DataApp:
         except Exception:
             # The lifecycle side may be broken in any way: the answer is the engine's all the same.
             log.exception("a call is not tracked", path=scope["path"])
+            salt = self.salt(caller.tenant, _hints(body)[1])
             self._tracking.note_untracked(None, "tracking failed")
         edit = self._edit(salt, call)
         edited = await edit_request_body(body, edit)

@@ -18,7 +18,7 @@ from lifecycle.core.observations import (
     SpawnContext,
 )
 from lifecycle.core.state import ContextState
-from lifecycle.errors import LifecycleError, LogUnavailable
+from lifecycle.errors import LogUnavailable
 from lifecycle.ports import CacheCapabilities, IdSource
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import IdentityRung, OperationStatus, Tier
@@ -77,7 +77,8 @@ class Declarations:
         for operation in operations:
             answer: asyncio.Future[list[OperationResult]] = asyncio.get_running_loop().create_future()
             job = partial(self._answer, answer, tenant, source, operation)
-            self._mailboxes.post((tenant, operation.ctx), job)
+            parent = getattr(operation, "parent", None)
+            self._mailboxes.post((tenant, operation.ctx), job, behind=(tenant, parent) if parent else None)
             results += await answer
         return results
 
@@ -91,7 +92,7 @@ class Declarations:
         """The job of one operation; whoever asked may have gone meanwhile."""
         try:
             result = await self.apply(tenant, source, [operation])
-        except LifecycleError as error:
+        except Exception as error:  # noqa: BLE001 - whoever asked is told
             if not answer.done():
                 answer.set_exception(error)
         else:

@@ -4,9 +4,11 @@ import msgspec
 
 from lifecycle.core.directives import Reclaim
 from lifecycle.core.ids import Namespace, split_keys
-from lifecycle.core.observations import CloseRequested, PinsDropped
+from lifecycle.core.observations import CloseRequested, Observation, PinsDropped
 from lifecycle.core.plan import MAX_KEYS
 from lifecycle.core.state import ContextState
+from lifecycle.errors import LogUnavailable
+from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import DirectiveOutcome
 from proxy.runtime import Runtime
 
@@ -26,7 +28,7 @@ async def erase_tenant(runtime: Runtime, tenant: str) -> Erasure:
     """Close the tenant's contexts, drop its pins, and free what only it referred to.
 
     Chunks that another tenant's context refers to stay and are listed. Erasing is asked for by a person, so
-    it is carried out in every mode; a failed self-test still stops it.
+    it is carried out in every mode; a failed self-test still stops it. Raises `LogUnavailable`.
     """
     contexts = runtime.tracker.contexts
     states = list(contexts.of_tenant(tenant))
@@ -34,6 +36,11 @@ async def erase_tenant(runtime: Runtime, tenant: str) -> Erasure:
     for state in states:
         for version in state.versions.values():
             owned.setdefault(state.namespace, {}).update(dict.fromkeys(split_keys(version.keys)))
+    for namespace in contexts.index.namespaces():
+        for run in contexts.index.dead_runs(namespace, demoted=True):
+            owner = contexts.states.get(run.owner)
+            if owner is not None and owner.key.tenant == tenant:
+                owned.setdefault(namespace, {}).update(dict.fromkeys(split_keys(run.keys)))
     result = Erasure(tenant=tenant, contexts=len(states))
     for state in states:
         await _close(runtime, state)
@@ -43,13 +50,16 @@ async def erase_tenant(runtime: Runtime, tenant: str) -> Erasure:
 
 
 async def _close(runtime: Runtime, state: ContextState) -> None:
-    await runtime.tracker.observe(
-        state.uid,
-        CloseRequested(at_ns=runtime.clock.now_ns(), reason="the tenant is erased"),
-    )
-    await runtime.tracker.observe(
-        state.uid, PinsDropped(at_ns=runtime.clock.now_ns(), reason="the tenant is erased")
-    )
+    now_ns, reason = runtime.clock.now_ns(), "the tenant is erased"
+    await observe_now(runtime.tracker, state.uid, CloseRequested(at_ns=now_ns, reason=reason))
+    await observe_now(runtime.tracker, state.uid, PinsDropped(at_ns=now_ns, reason=reason))
+
+
+async def observe_now(tracker: Tracker, uid: str, observation: Observation) -> None:
+    """Observe for somebody who is told that it is done. Raises `LogUnavailable` if it only waits."""
+    recorded = await tracker.observe(uid, observation)
+    if not recorded and tracker.degraded:
+        raise LogUnavailable(tracker.degraded)
 
 
 async def _erase(runtime: Runtime, namespace: Namespace, keys: list[bytes], result: Erasure) -> None:

@@ -5,6 +5,8 @@ ProxyError
 │   ├── Unauthenticated     no key, or none we know
 │   ├── Forbidden           the key's scopes do not reach this
 │   ├── InvalidRequest      the request to our own API, or its framing, makes no sense
+│   ├── NoSuchPath          our own API has no such path
+│   ├── MethodRefused       the path is there, but not with this method
 │   ├── BodyTooLarge        the body passes the configured cap
 │   └── Draining            the process is about to stop
 ├── UpstreamError           the engine did not answer as HTTP demands
@@ -33,6 +35,14 @@ class Forbidden(Refused):
 
 class InvalidRequest(Refused):
     """The request to our own API, or its framing, makes no sense."""
+
+
+class NoSuchPath(Refused):
+    """Our own API has no such path."""
+
+
+class MethodRefused(Refused):
+    """The path is there, but not with this method."""
 
 
 class BodyTooLarge(Refused):

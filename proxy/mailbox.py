@@ -4,24 +4,32 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 
+import structlog
+
 from proxy.tasks import Tasks
+
+log = structlog.get_logger(__name__)
+
+Job = Callable[[], Awaitable[None]]
 
 
 class Mailboxes:
     """Jobs by key. Jobs of one key run one after another, in the order of `post`; keys run side by side.
 
-    `post` never blocks and may be called from any callback on the event loop. Jobs must not raise: one that
-    does stops its key.
+    `post` never blocks and may be called from any callback on the event loop. A job that raises is logged,
+    and the next one runs.
     """
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._jobs: dict[Hashable, deque[Callable[[], Awaitable[None]]]] = {}
+        self._jobs: dict[Hashable, deque[Job]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def post(self, key: Hashable, job: Callable[[], Awaitable[None]]) -> None:
-        """Put a job behind those that wait under the key."""
+    def post(self, key: Hashable, job: Job, behind: Hashable = None) -> None:
+        """Put a job behind those that wait under the key, and behind those that wait now under `behind`."""
+        if behind in self._jobs and behind != key:
+            job = self._after(self._jobs[behind], job)
         jobs = self._jobs.get(key)
         if jobs is not None:
             jobs.append(job)
@@ -34,10 +42,27 @@ class Mailboxes:
         """Wait until no job waits or runs."""
         await self._idle.wait()
 
+    def _after(self, others: deque[Job], job: Job) -> Job:
+        """The job, once the others are through. Whoever waits was posted later: nobody waits in a circle."""
+        passed = asyncio.Event()
+
+        async def mark() -> None:
+            passed.set()
+
+        async def waiting() -> None:
+            await passed.wait()
+            await job()
+
+        others.append(mark)
+        return waiting
+
     async def _drain(self, key: Hashable) -> None:
         jobs = self._jobs[key]
         while jobs:
-            await jobs[0]()
+            try:
+                await jobs[0]()
+            except Exception:
+                log.exception("a job failed")
             jobs.popleft()
         del self._jobs[key]
         if not self._jobs:

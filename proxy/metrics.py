@@ -12,12 +12,12 @@ from lifecycle.core.events import (
     CallMapped,
     ChunksConfirmed,
     DeclarationMismatched,
-    DirectiveProposed,
     DirectiveSettled,
     PinReleased,
     PinSet,
     RecordedEvent,
 )
+from lifecycle.core.ids import KEY_BYTES
 from lifecycle.tracker import Tracker
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120)
@@ -45,7 +45,6 @@ class Metrics:
         self._confirmed = self._counter("chunks_confirmed", "Chunks that the cache showed.", ["stored"])
         self._pins = self._counter("pins", "Pins set and released.", ["what"])
         self.untracked = self._counter("untracked_calls", "Inference forwarded without being tracked.")
-        self._kinds: dict[str, str] = {}
         self.registry.register(_Sample(self._sample))
         tracker.listeners.append(self._heard)
 
@@ -66,15 +65,14 @@ class Metrics:
                 case DeclarationMismatched():
                     self._mismatches.inc()
                 case ChunksConfirmed(keys=keys, stored=stored):
-                    self._confirmed.labels(str(stored).lower()).inc(len(keys) // 32)
+                    self._confirmed.labels(str(stored).lower()).inc(len(keys) // KEY_BYTES)
                 case PinSet():
                     self._pins.labels("set").inc()
                 case PinReleased():
                     self._pins.labels("released").inc()
-                case DirectiveProposed(directive=directive):
-                    self._kinds[directive.directive_id] = type(directive).__name__.lower()
                 case DirectiveSettled(directive_id=directive_id, result=result):
-                    kind = self._kinds.pop(directive_id, "unknown")
+                    record = self._tracker.contexts.directives.get(directive_id)
+                    kind = type(record.directive).__name__.lower() if record is not None else "unknown"
                     self._directives.labels(kind, result.outcome).inc()
                     if kind in (Reclaim.__name__.lower(), Demote.__name__.lower()):
                         self._chunks.labels(kind).inc(result.applied)

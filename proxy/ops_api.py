@@ -7,7 +7,7 @@ import msgspec
 from lifecycle.vocabulary import OperationStatus
 from proxy.auth import Authenticator, KeyScope
 from proxy.declarations import Declarations, OperationResult
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, NoSuchPath
 from proxy.forward import Send
 from proxy.operations import MAX_OPS_BYTES, OperationProblem, parse_operation_batch
 from proxy.problems import ErrorResponse, problem, send_response
@@ -29,7 +29,9 @@ class OpsApi:
             caller = self._auth.authenticate(scope["headers"])
             caller.require(KeyScope.CALL)
             if scope["path"] != OPS_PATH or scope["method"] != "POST":
-                raise InvalidRequest(f"only POST {OPS_PATH} is served here")
+                raise NoSuchPath(f"only POST {OPS_PATH} is served here")
+            if b"dry_run" in scope["query_string"]:
+                raise InvalidRequest("dry_run is not served: nothing was recorded")
             body = await read_body(scope, receive, MAX_OPS_BYTES)
             document = await self._apply(caller.tenant, body)
         except Exception as error:  # noqa: BLE001 - the root of a request

@@ -5,17 +5,24 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import structlog
+
 from engine_bridge.chunk_keys import chunk_keys
 from lifecycle.core.directives import Pin, Unpin
 from lifecycle.core.events import RecordedEvent
 from lifecycle.core.ids import KEY_BYTES, Namespace, context_stream
 from lifecycle.core.plan import plan_pins
 from lifecycle.core.state import ContextState
+from lifecycle.errors import LogUnavailable
 from lifecycle.ports import IdSource
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Mode
 from proxy.models import MappedModel
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 1.0
 
 
 class PinKeeper:
@@ -42,14 +49,23 @@ class PinKeeper:
         tracker.listeners.append(self._heard)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Begins with every pin there is: what an earlier run asked for is asked for again.
+
+        A log that cannot take the proposal delays.
+        """
+        self._changed |= {uid: None for uid, s in self._tracker.contexts.states.items() if s.pins}
         while True:
-            await self._wake.wait()
-            self._wake.clear()
             while self._changed:
                 uid = next(iter(self._changed))
-                del self._changed[uid]
-                await self._bring_in_line(uid)
+                try:
+                    del self._changed[uid]
+                    await self._bring_in_line(uid)
+                except LogUnavailable as error:
+                    log.warning("pins wait for the event log", error=str(error))
+                    self._changed[uid] = None
+                    await asyncio.sleep(RETRY_SECONDS)
+            self._wake.clear()
+            await self._wake.wait()
 
     async def _bring_in_line(self, uid: str) -> None:
         state = self._tracker.contexts.states.get(uid)

@@ -55,6 +55,7 @@ DIGEST_SECRET_BYTES = 32
 DEFAULT_CHUNK_TOKENS = 256
 
 TICK_SECONDS = 1.0
+SETTLE_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 3.0
 """Pause between attempts to reach the engine and to pass the self-test: both may start after us."""
 
@@ -62,7 +63,14 @@ ASK_AGAIN_SECONDS = 3.0
 class Runtime:
     """The parts, and the loops that keep them going. Built by `open_runtime`."""
 
-    def __init__(self, config: Config, event_log: EventLog, secret: bytes, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        config: Config,
+        event_log: EventLog,
+        secret: bytes,
+        tasks: Tasks,
+        cache: CacheControl | None = None,
+    ) -> None:
         self.config = config
         self.event_log = event_log
         self.clock = SystemClock()
@@ -81,10 +89,11 @@ class Runtime:
             ),
         )
         self._profiles: dict[str, ModelProfile] = {}
-        self.cache = cache_driver(config, self._tokenize if config.models else None)
+        self.cache = cache or cache_driver(config, self._tokenize if config.models else None)
         self.journal = StoreJournal()
         self.tracker = Tracker(event_log, self.clock)
         self.reclaimer = Reclaimer(self.tracker, self.cache, self.ids, self.mode_of, self.objection)
+        self.tasks = tasks
         self.mailboxes = Mailboxes(tasks)
         self.models = {m.name: MappedModel(m.name, reason=_NOT_REACHED) for m in config.models}
         self.declarations = Declarations(
@@ -116,6 +125,9 @@ class Runtime:
         self.metrics = Metrics(self.tracker)
         self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
         self.problem = ""
+        self.stopping = asyncio.Event()
+        """Set when the process is about to end: whoever streams without an end must end."""
+        self._tested = asyncio.Event()
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -144,6 +156,8 @@ class Runtime:
 
     def objection(self, namespace: Namespace) -> str:
         """Why nothing of this namespace may be touched now; empty if it may."""
+        if self.problem:
+            return self.problem
         if not self.self_test.ok:
             return "; ".join(self.self_test.problems) or "the self-test failed"
         model = self.models.get(namespace.model)
@@ -175,6 +189,7 @@ class Runtime:
                     self._profiles[loaded.name] = loaded
                     self.models[loaded.name] = MappedModel(loaded.name, reason=_NOT_REACHED)
         self.self_test = await self.cache.self_test()
+        self._tested.set()
         for problem in self.self_test.problems:
             log.warning("self-test", problem=problem)
         chunk_tokens = self.config.cache.chunk_size or self.self_test.chunk_size
@@ -210,6 +225,16 @@ class Runtime:
         finally:
             self.journal.live = False
 
+    async def reclaim(self) -> None:
+        """Free the dead, for ever. Before the first self-test nobody knows whether they may be freed."""
+        await self._tested.wait()
+        await self.reclaimer.run()
+
+    async def keep_pins(self) -> None:
+        """Hold what is pinned, for ever; not before the first self-test either."""
+        await self._tested.wait()
+        await self.pins.run()
+
     async def keep_time(self) -> None:
         """Let leases, doubts and pins run out, and record what waited for the log."""
         while True:
@@ -219,6 +244,22 @@ class Runtime:
                 await self.tracker.tick()
             except LifecycleError as error:
                 log.warning("time stands still", error=str(error))
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    async def settled(self) -> None:
+        """Let the contexts' queues run empty, as far as that takes no longer than `SETTLE_SECONDS`."""
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self.mailboxes.settled()
+        except TimeoutError:
+            log.warning("some calls are not recorded to their end")
+
+    async def close_models(self) -> None:
+        """End the render processes."""
+        for model in self.models.values():
+            if model.service is not None:
+                await model.service.close()
 
     # -- parts --------------------------------------------------------------------------------------------
 
@@ -247,16 +288,22 @@ _NOT_REACHED = "the engine has not been reached yet"
 
 
 @asynccontextmanager
-async def open_runtime(config: Config) -> AsyncIterator[Runtime]:
+async def open_runtime(config: Config, cache: CacheControl | None = None) -> AsyncIterator[Runtime]:
     """Open the log, rebuild what is true, start the loops; on exit let work settle, then close.
 
-    A log that cannot be read leaves a proxy that forwards and follows nothing: calls fail open.
+    `cache` stands in for the driver that the configuration names. A log that cannot be read leaves a proxy
+    that forwards and follows nothing: calls fail open. Raises `InvalidConfig`.
     """
     async with AsyncExitStack() as stack:
         event_log, secret, problem = await _open_log(config.log_url)
         stack.push_async_callback(event_log.close)
+        resources = await stack.enter_async_context(AsyncExitStack())
         tasks = await stack.enter_async_context(owned_tasks())
-        runtime = Runtime(config, event_log, secret, tasks)
+        runtime = Runtime(config, event_log, secret, tasks, cache)
+        resources.push_async_callback(runtime.cache.close)
+        resources.push_async_callback(runtime.upstream.close)
+        resources.push_async_callback(runtime.close_models)
+        stack.push_async_callback(runtime.settled)
         runtime.problem = problem
         try:
             await runtime.tracker.start()
@@ -265,22 +312,16 @@ async def open_runtime(config: Config) -> AsyncIterator[Runtime]:
             runtime.modes.bypass_all = True
         if runtime.tracker.contexts.position:
             runtime.placement.doubt("the proxy was restarted")
-        stack.push_async_callback(runtime.cache.close)
-        stack.push_async_callback(runtime.upstream.close)
         for loop in (
             runtime.reach_engine,
             runtime.follow_events,
             runtime.keep_time,
-            runtime.reclaimer.run,
-            runtime.pins.run,
+            runtime.reclaim,
+            runtime.keep_pins,
             runtime.placement.run,
         ):
             tasks.keep(loop)
         yield runtime
-        await runtime.mailboxes.settled()
-        for model in runtime.models.values():
-            if model.service is not None:
-                await model.service.close()
 
 
 async def _open_log(url: str) -> tuple[EventLog, bytes, str]:

@@ -47,12 +47,17 @@ class Tasks(asyncio.TaskGroup):
 
 @asynccontextmanager
 async def owned_tasks() -> AsyncIterator[Tasks]:
-    """Tasks that are cancelled when the block ends."""
+    """Tasks that are cancelled when the block ends. What the block raises leaves as it is."""
+    failure: Exception | None = None
     async with Tasks() as tasks:
         try:
             yield tasks
+        except Exception as error:  # noqa: BLE001 - raised again behind the group, which would wrap it
+            failure = error
         finally:
             tasks.cancel_all()
+    if failure is not None:
+        raise failure
 
 
 async def _guarded(work: Coroutine[Any, Any, object]) -> None:

@@ -15,6 +15,7 @@ from engine_bridge.errors import BridgeError
 from engine_bridge.mapping.ranges import MappedPrompt
 from engine_bridge.verifier import ComputedCall, Verifier
 from lifecycle.core.directives import DirectiveResult
+from lifecycle.core.events import CallArrived
 from lifecycle.core.ids import KEY_BYTES, ContextKey, Namespace
 from lifecycle.core.observations import (
     CallArrival,
@@ -125,11 +126,10 @@ class Tracking:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._plan_wait_seconds):
                     await self._operations_sent_before(request)
-                    self._post(call, lambda: self._arrive(call))
-                    call.posted = True
+                    self._post_arrival(call)
                     await call.planned.wait()
         if not call.posted:
-            self._post(call, lambda: self._arrive(call))
+            self._post_arrival(call)
         call.sent = True
         return call
 
@@ -158,7 +158,7 @@ class Tracking:
             if fields.ops:
                 await self.declarations.apply(request.tenant, fields.source, fields.ops, state.uid)
             call.mapping = self._tasks.run(self._map(call, state))
-            await self.tracker.observe(
+            recorded = await self.tracker.observe(
                 state.uid,
                 CallArrival(
                     at_ns=now(),
@@ -177,9 +177,11 @@ class Tracking:
                     seq=fields.seq,
                 ),
             )
-            state = self.tracker.contexts.states[state.uid]
-            call.attempt = state.attempts.get(request.call_id, 0)
-            await self._admit(call, state)
+            # An arrival that waits for the log will be given the next number when it is recorded.
+            following = state.attempts.get(request.call_id, 0) + 1
+            told = (r.event.attempt for r in recorded if isinstance(r.event, CallArrived))
+            call.attempt = next(told, following)
+            await self._admit(call, self.tracker.contexts.states[state.uid])
         finally:
             call.planned.set()
 
@@ -314,7 +316,7 @@ class Tracking:
                 detail=reason,
             ),
         )
-        if isinstance(result, MappedPrompt):
+        if isinstance(result, MappedPrompt) and self._reclaimer.capabilities.level:
             self._tasks.spawn(self._verify(call, result, end, usage.completion_tokens))
 
     async def _verify(
@@ -344,7 +346,12 @@ class Tracking:
 
     # -- failures -----------------------------------------------------------------------------------------
 
-    def _post(self, call: TrackedCall, job: Callable[[], Awaitable[None]]) -> None:
+    def _post_arrival(self, call: TrackedCall) -> None:
+        """Behind what happened to the parent: a fork takes over the list of its last answered call."""
+        call.posted = True
+        self._post(call, lambda: self._arrive(call), behind=call.request.identity.parent)
+
+    def _post(self, call: TrackedCall, job: Callable[[], Awaitable[None]], behind: str = "") -> None:
         """A call that cannot be followed counts as untracked: its chunks may be alive or dead."""
         request = call.request
 
@@ -355,7 +362,8 @@ class Tracking:
                 log.exception("a call is not tracked", call=request.call_id)
                 self.note_untracked(request.namespace, f"tracking failed: {type(error).__name__}")
 
-        self._mailboxes.post((request.tenant, request.identity.context_id), guarded)
+        key = (request.tenant, request.identity.context_id)
+        self._mailboxes.post(key, guarded, behind=(request.tenant, behind) if behind else None)
 
     def note_untracked(self, namespace: Namespace | None, reason: str) -> None:
         """Inference goes out without being followed; None, or a model we do not know: it may be any."""

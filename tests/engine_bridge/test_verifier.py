@@ -222,7 +222,7 @@ async def test_generated_chunks_are_found_behind_the_prompt_and_no_further_than_
     keys = [chunk_key(last, one)]
     keys += [chunk_key(keys[0], two)]
     scene.cache.store(b"".join(keys) + end)
-    # The last generated token has no KV: eleven fill two chunks behind a tail of two, twelve do not make more.
+    # The last generated token has no KV: seven leave six, which fill the tail of two and one chunk more.
     await scene.verify(output_tokens=7)
     assert await scene.generations() == [b"".join(keys)]
     assert all(scene.flags(k) == {"VERIFIED", "OURS"} for k in keys)

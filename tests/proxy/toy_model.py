@@ -1,0 +1,152 @@
+"""A model directory and an engine that reads it, as test tools: one token a byte, and a cache that stores
+what the engine computes."""
+
+import json
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from engine_bridge.cache_events import BlocksStored, CacheEvent, EventBatch, short_hash
+from engine_bridge.chunk_keys import chunk_keys
+from lifecycle.core.ids import KEY_BYTES, split_keys
+from lifecycle.vocabulary import KV_TRANSFER_PARAMS, MAX_OFFLOAD_TOKENS, Tier
+from tests.lifecycle.fake_cache import FakeCache
+from tests.proxy.scripted_upstream import DONE, Exchange, sse
+
+NAME = "toy"
+CHUNK = 16
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKERS = ["<|im_start|>", "<|im_end|>"]
+
+
+def toy_tokenizer() -> Tokenizer:
+    """One token a byte, two markers."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(marker, normalized=False, special=True) for marker in MARKERS])
+    return tokenizer
+
+
+def write_model(directory: Path, template: str = TEMPLATE) -> Path:
+    """A model directory as an engine and we load it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    toy_tokenizer().save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return directory
+
+
+@dataclass
+class ToyEngine:
+    """Answers chat calls with `answer`, and keeps what it computed in `cache` by its own arithmetic.
+
+    `report` is told every store, as the engine's event stream would.
+    """
+
+    cache: FakeCache
+    report: Callable[[EventBatch], None] = lambda batch: None
+    answer: Callable[[dict[str, Any]], str] = lambda body: "ok"
+    bodies: list[bytes] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
+    hits: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._tokenizer = toy_tokenizer()
+        self._template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE)
+
+    def tokens(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The prompt of a list."""
+        text = self._template.render(messages=messages, add_generation_prompt=True)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def keys(self, messages: list[dict[str, Any]]) -> list[bytes]:
+        """The chain of chunk keys of a list's prompt."""
+        return split_keys(chunk_keys(array("I", self.tokens(messages)), CHUNK))
+
+    def compute(self, body: dict[str, Any], text: str) -> tuple[int, int]:
+        """Store a call's tokens; answers how many the prompt has and how many were there."""
+        prompt = self.tokens(body["messages"])
+        self.prompts.append(prompt)
+        generated = self._tokenizer.encode(text, add_special_tokens=False).ids
+        keys = split_keys(chunk_keys(array("I", prompt), CHUNK))
+        hit = next((n for n, key in enumerate(keys) if key not in self.cache.chunks), len(keys)) * CHUNK
+        self.hits.append(hit)
+        limit = body.get(KV_TRANSFER_PARAMS, {}).get(MAX_OFFLOAD_TOKENS)
+        computed = [*prompt, *generated[:-1]]
+        stored = computed if limit is None else computed[:limit]
+        self._store(stored)
+        return len(prompt), hit
+
+    def _store(self, tokens: list[int]) -> None:
+        run = chunk_keys(array("I", tokens), CHUNK)
+        events: list[CacheEvent] = []
+        parent: int | None = None
+        for n, key in enumerate(split_keys(run)):
+            if key not in self.cache.chunks:
+                events.append(
+                    BlocksStored(
+                        tier=Tier.L1,
+                        hashes=(short_hash(key),),
+                        parent=parent,
+                        token_ids=tuple(tokens[n * CHUNK : (n + 1) * CHUNK]),
+                        block_size=CHUNK,
+                    )
+                )
+            parent = short_hash(key)
+        self.cache.store(run[: len(run) // KEY_BYTES * KEY_BYTES])
+        if events:
+            self.report(EventBatch(incarnation=1, sequence=1, at_ns=1, events=tuple(events)))
+
+    async def script(self, exchange: Exchange) -> None:
+        """For a `ScriptedUpstream`."""
+        body = await exchange.read_body()
+        path = exchange.target.split(b"?")[0]
+        if path == b"/v1/models":
+            await exchange.respond_json({"object": "list", "data": [{"id": NAME, "object": "model"}]})
+        elif path == b"/version":
+            await exchange.respond_json({"version": "0.0.1"})
+        elif path == b"/v1/chat/completions":
+            self.bodies.append(body)
+            await self.chat(exchange, json.loads(body))
+        else:
+            self.bodies.append(body)
+            await exchange.respond_json({"path": path.decode()})
+
+    async def chat(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        """One chat call: computed first, then told."""
+        text = self.answer(body)
+        num_prompt, hit = self.compute(body, text)
+        usage = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": len(text.encode()),
+            "total_tokens": num_prompt + len(text.encode()),
+            "prompt_tokens_details": {"cached_tokens": hit},
+        }
+        base = {"id": "chatcmpl-toy", "created": 1, "model": NAME}
+        if body.get("stream"):
+            await exchange.start_stream()
+            base["object"] = "chat.completion.chunk"
+            for piece in (text[:1], text[1:]):
+                choice = {"index": 0, "delta": {"role": "assistant", "content": piece}}
+                await exchange.chunk(sse({**base, "choices": [choice]}))
+            last = {"index": 0, "delta": {}, "finish_reason": "stop"}
+            await exchange.chunk(sse({**base, "choices": [last]}))
+            await exchange.chunk(sse({**base, "choices": [], "usage": usage}) + DONE)
+            await exchange.end_stream()
+        else:
+            choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            await exchange.respond_json(
+                {**base, "object": "chat.completion", "choices": [choice], "usage": usage}
+            )
