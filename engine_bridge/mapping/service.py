@@ -19,7 +19,7 @@ INLINE_MESSAGES = 64
 
 
 class _Context:
-    """State of one key. `busy` while a map runs on it."""
+    """State of one key. `waiting` counts the maps that run or wait on it."""
 
     def __init__(self, state: MappingState) -> None:
         self.state = state
