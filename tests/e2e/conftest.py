@@ -1,12 +1,13 @@
 """The real stack, started once a session: vLLM on the CPU, an LMCache server, a coordinator."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from engine_bridge.stack.engine_stack import EngineStack
+from tests.e2e.agent import Cache, World, config_for, world_of
 
 HERE = Path(__file__).parent
 
@@ -28,3 +29,18 @@ def engine_stack() -> Iterator[EngineStack]:
     asyncio.run(stack.start())
     yield stack
     asyncio.run(stack.stop())
+
+
+@pytest.fixture
+async def cache(engine_stack: EngineStack) -> AsyncIterator[Cache]:
+    """Engine and cache, asked past the proxy."""
+    cache = Cache(engine_stack)
+    yield cache
+    await cache.close()
+
+
+@pytest.fixture
+async def world(engine_stack: EngineStack, cache: Cache, tmp_path: Path) -> AsyncIterator[World]:
+    """A proxy of its own in enforce, with a log of its own."""
+    async with world_of(cache, config_for(engine_stack, tmp_path)) as world:
+        yield world

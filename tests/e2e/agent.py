@@ -1,0 +1,433 @@
+"""An agent as people write one, and what engine and cache themselves say of its prompts, asked past the proxy."""
+
+import asyncio
+import json
+import secrets
+from array import array
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import openai
+from openai.types.chat import ChatCompletion
+
+from engine_bridge.chunk_keys import chunk_keys
+from engine_bridge.stack.engine_stack import EngineStack
+from lifecycle.core.directives import Demote, Reclaim
+from lifecycle.core.events import ChunksGone, DirectiveProposed, DirectiveSettled, RecordedEvent
+from lifecycle.core.ids import ContextKey, Namespace, split_keys
+from lifecycle.core.state import ContextState
+from lifecycle.vocabulary import CACHE_SALT, LIFECYCLE_HEADER, DirectiveOutcome, Mode, Tier
+from proxy.app import Serving, serving
+from proxy.config import Config, Listener
+from proxy.local import local_config
+
+BOTH = frozenset({Tier.L1, Tier.L2})
+NOWHERE: frozenset[Tier] = frozenset()
+SECONDS = 45.0
+"""Bound of every wait: far above what anything here takes."""
+
+POLL_SECONDS = 0.1
+KV_RANK = 1 << 24 | 0 << 16 | 1 << 8 | 0
+"""LMCache's packed rank of a single worker: world size, rank, local world size, local rank."""
+
+PLAIN = {"chat_template_kwargs": {"enable_thinking": False}}
+"""The reply is text and tool calls, not thoughts that nobody sends back."""
+
+Message = dict[str, Any]
+T = TypeVar("T")
+
+
+def prose(num_words: int) -> str:
+    """Text nobody sent before: four to five tokens a word."""
+    return " ".join(secrets.token_hex(3) for _ in range(num_words))
+
+
+def tool(name: str) -> Message:
+    """A tool whose description nobody sent before."""
+    path = {"type": "string", "enum": ["a.py", "b.py"]}
+    parameters = {"type": "object", "properties": {"path": path}, "required": ["path"]}
+    function = {"name": name, "description": prose(12), "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def calls_tool(name: str, path: str = "a.py") -> dict[str, Any]:
+    """Body fields that make a model of random weights call a tool: this is all it may say."""
+    said = f'<tool_call>\n{{"name": "{name}", "arguments": {{"path": "{path}"}}}}\n</tool_call>'
+    return {"structured_outputs": {"choice": [said]}}
+
+
+class Cache:
+    """Engine and cache, asked directly. Keys come from the engine's own tokens and the cache's own hash."""
+
+    def __init__(self, stack: EngineStack) -> None:
+        self.stack = stack
+        self.chunk = stack.options.chunk_size
+        self._http = httpx.AsyncClient(timeout=120.0, trust_env=False)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _post(self, url: str, body: object = None) -> Any:
+        response = await self._http.post(url, json=body)
+        response.raise_for_status()
+        return response.json() if response.content else None
+
+    async def tokens(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool = True
+    ) -> list[int]:
+        """The prompt as the engine itself renders and encodes it; without `prompt` what stands before it."""
+        body: dict[str, Any] = {"model": self.stack.options.model_name, "messages": list(messages), **PLAIN}
+        body |= {"add_generation_prompt": prompt}
+        if tools:
+            body["tools"] = list(tools)
+        return list((await self._post(f"{self.stack.upstream_url}/tokenize", body))["tokens"])
+
+    async def keys_of(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Chunk keys by the coordinator; our own must be the same."""
+        body = {"token_ids": list(token_ids), "model_name": self.stack.model_path, "world_size": 1}
+        reply = await self._post(f"{self.stack.coordinator_url}/directory/lookup", {**body, CACHE_SALT: ""})
+        theirs = [bytes.fromhex(each["key"]["chunk_hash_hex"]) for each in reply["results"]]
+        assert theirs == split_keys(chunk_keys(array("I", token_ids), self.chunk))
+        return theirs
+
+    async def keys(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[bytes]:
+        """Chunk keys of the whole prompt."""
+        return await self.keys_of(await self.tokens(messages, tools))
+
+    async def head_keys(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[bytes]:
+        """Keys of the chunks that lie wholly inside the messages, which begin the list."""
+        longer = [*messages, {"role": "user", "content": "x"}], [*messages, {"role": "user", "content": "y"}]
+        one, other = [await self.tokens(each, tools) for each in longer]
+        shared = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+        return (await self.keys_of(one))[: (shared - 3) // self.chunk]
+
+    async def where(self, keys: Sequence[bytes], salt: str = "") -> list[frozenset[Tier]]:
+        """Tiers of each key, by the directory."""
+        named = [
+            {
+                "chunk_hash_hex": key.hex(),
+                "model_name": self.stack.model_path,
+                "kv_rank": KV_RANK,
+                "object_group_id": 0,
+                CACHE_SALT: salt,
+            }
+            for key in keys
+        ]
+        if not named:
+            return []
+        reply = await self._post(f"{self.stack.coordinator_url}/directory/lookup", {"keys": named})
+        return [frozenset(Tier(p["tier"]) for p in each["placements"]) for each in reply["results"]]
+
+    async def present(self, keys: Sequence[bytes], salt: str = "") -> dict[str, int]:
+        """How many of the keys lie in each tier, and how many anywhere."""
+        found = await self.where(keys, salt)
+        return {
+            "l1": sum(Tier.L1 in tiers for tiers in found),
+            "l2": sum(Tier.L2 in tiers for tiers in found),
+            "any": sum(bool(tiers) for tiers in found),
+        }
+
+    async def await_tiers(self, keys: Sequence[bytes], tiers: frozenset[Tier], salt: str = "") -> None:
+        """Until every key lies in exactly these tiers: the directory lags, and has no news to wait for."""
+        async with asyncio.timeout(SECONDS):
+            while any(found != tiers for found in await self.where(keys, salt)):
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def forget_engine_cache(self) -> None:
+        """Empty the engine's own prefix cache: what hits now lies in LMCache."""
+        async with asyncio.timeout(SECONDS):
+            while True:
+                response = await self._http.post(f"{self.stack.upstream_url}/reset_prefix_cache")
+                if response.is_success:
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def direct(self, messages: Sequence[Message], tools: Sequence[Message] = (), **body: Any) -> Any:
+        """One chat completion past the proxy."""
+        asked = {"model": self.stack.options.model_name, "messages": list(messages), **PLAIN, **body}
+        if tools:
+            asked["tools"] = list(tools)
+        return await self._post(f"{self.stack.upstream_url}/v1/chat/completions", asked)
+
+    async def pin_counts(self) -> dict[bytes, int]:
+        """The coordinator's pins, whoever set them."""
+        reply = await self._http.get(f"{self.stack.coordinator_url}/cache/pins?limit=10000")
+        return {bytes.fromhex(p["key"]["chunk_hash_hex"]): p["pin_count"] for p in reply.json()["pins"]}
+
+    def control_writes(self) -> dict[str, int]:
+        """Requests so far that change what the cache holds, by the servers' own logs."""
+        lines = [
+            line
+            for name in ("lmcache", "coordinator")
+            for line in self.stack.log(name).read_text(errors="replace").splitlines()
+        ]
+        kinds = ('"DELETE /cache/', '"POST /cache/', '"PUT /')
+        return {kind: sum(kind in line for line in lines) for kind in kinds}
+
+
+class World:
+    """One proxy before the stack, and everything heard of it."""
+
+    def __init__(self, up: Serving, cache: Cache) -> None:
+        self.up = up
+        self.runtime = up.runtime
+        self.cache = cache
+        self.heard: list[RecordedEvent] = []
+        self.http = httpx.AsyncClient(timeout=120.0, trust_env=False)
+        self.client = openai.AsyncOpenAI(
+            base_url=f"{up.data_url}/v1",
+            api_key="any",
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+        )
+        self._changed = asyncio.Event()
+        self._ids = count(1)
+        self._name = secrets.token_hex(4)
+        self.runtime.tracker.listeners.append(self._hear)
+
+    def _hear(self, batch: Sequence[RecordedEvent]) -> None:
+        self.heard += batch
+        self._changed.set()
+
+    async def until(self, what: Callable[[], T], seconds: float = SECONDS) -> T:
+        """Wait for events until the answer is true; answers it."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not (found := what()):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            recent = "\n".join(str(each.event)[:300] for each in self.heard[-25:])
+            raise AssertionError(f"waited {seconds} s in vain; heard last:\n{recent}") from None
+        return found
+
+    def agent(self, name: str = "", system: str = "", tools: Sequence[Message] = ()) -> "Agent":
+        """An agent with a context of its own and, unless given, a system prompt nobody else has."""
+        ctx = f"{self._name}:{name or 'agent'}-{next(self._ids)}"
+        return Agent(self, ctx, [{"role": "system", "content": system or prose(70)}], list(tools))
+
+    def state(self, ctx: str) -> ContextState | None:
+        return self.runtime.tracker.contexts.latest(ContextKey("default", ctx))
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.runtime.tracking.namespace(self.cache.stack.options.model_name, "")
+
+    async def view(self, ctx: str) -> dict[str, Any]:
+        """What the admin API shows of a context."""
+        listed = await self.http.get(f"{self.up.admin_url}/kv/v1/contexts", params={"ctx": ctx})
+        uid = listed.json()["items"][0]["uid"]
+        return dict((await self.http.get(f"{self.up.admin_url}/kv/v1/contexts/{uid}")).json())
+
+    async def directives(self) -> list[dict[str, Any]]:
+        """What the admin API shows of the directives, newest first."""
+        reply = await self.http.get(f"{self.up.admin_url}/kv/v1/directives", params={"limit": 1000})
+        return list(reply.json()["items"])
+
+    def events(self, kind: type[T]) -> list[T]:
+        """Events of one kind, in order."""
+        return [each.event for each in self.heard if isinstance(each.event, kind)]
+
+    def asked(self, kind: type[Reclaim] | type[Demote]) -> set[bytes]:
+        """Keys that some directive of the kind asked for."""
+        directives = [e.directive for e in self.events(DirectiveProposed)]
+        return {key for d in directives if isinstance(d, kind) for key in split_keys(d.keys)}
+
+    def outcomes(self, keys: Sequence[bytes]) -> dict[bytes, list[DirectiveOutcome]]:
+        """What became of the directives that named each key."""
+        results = {e.directive_id: e.result.outcome for e in self.events(DirectiveSettled)}
+        found: dict[bytes, list[DirectiveOutcome]] = {key: [] for key in keys}
+        for event in self.events(DirectiveProposed):
+            directive = event.directive
+            outcome = results.get(directive.directive_id)
+            if isinstance(directive, Reclaim | Demote) and outcome is not None:
+                for key in split_keys(directive.keys):
+                    if key in found:
+                        found[key].append(outcome)
+        return found
+
+    async def until_settled(self, keys: Sequence[bytes], outcome: DirectiveOutcome) -> None:
+        """Until a directive about each of the keys came to this outcome."""
+        await self.until(lambda: all(outcome in got for got in self.outcomes(keys).values()))
+
+    def gone(self) -> set[bytes]:
+        """Keys that some directive freed, or that were seen to be gone, by looks into the directory."""
+        freed = {key for e in self.events(DirectiveSettled) for key in split_keys(e.result.gone)}
+        return freed | {key for e in self.events(ChunksGone) for key in split_keys(e.keys)}
+
+    async def until_gone(self, keys: Sequence[bytes]) -> None:
+        """Until directives freed all of the keys."""
+        try:
+            await self.until(lambda: self.gone() >= set(keys))
+        except AssertionError as error:
+            index = self.runtime.tracker.contexts.index
+            left = [key for key in keys if key not in self.gone()]
+            books = [index.describe(self.namespace, key) for key in left]
+            places = await self.cache.where(left)
+            raise AssertionError(f"{len(left)} of {len(keys)} not freed: {books[:5]}, {places}") from error
+
+    async def until_confirmed(self, keys: Sequence[bytes]) -> None:
+        """Until the proxy itself has seen each of the keys in the cache."""
+        index = self.runtime.tracker.contexts.index
+        await self.until(lambda: not index.unverified(self.namespace, b"".join(keys)))
+
+    async def sweep(self, outcome: DirectiveOutcome = DirectiveOutcome.APPLIED) -> None:
+        """Until a fresh agent's chunks died and were dealt with: whatever was dead before was, too."""
+        witness = self.agent("witness")
+        await witness.say("hello")
+        keys = await witness.keys()
+        await self.until_confirmed(keys)
+        await witness.ops({"op": "close"})
+        await self.until_settled(keys, outcome)
+
+    async def ops(self, source: str, *operations: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Declare operations; answers each one's verdict."""
+        body = {"source": source, "ops": list(operations)}
+        reply = await self.http.post(f"{self.up.data_url}/kv/v1/ops", json=body)
+        reply.raise_for_status()
+        return list(reply.json()["results"])
+
+    async def close(self) -> None:
+        await self.client.close()
+        await self.http.aclose()
+
+
+class Agent:
+    """A message list, and calls that send it.
+
+    Of the last call: `asked` is its list, `ids` what its choices generated, `reply` the answer.
+    """
+
+    def __init__(self, world: World, ctx: str, messages: list[Message], tools: list[Message]) -> None:
+        self.world = world
+        self.ctx = ctx
+        self.messages = messages
+        self.tools = tools
+        self.asked: list[Message] = []
+        self.ids: list[list[int]] = []
+        self.reply: ChatCompletion | None = None
+        self._seq = count(1)
+
+    async def call(
+        self, max_tokens: int = 1, body: Mapping[str, Any] | None = None, **fields: Any
+    ) -> Message:
+        """Send the list; answers the reply as an agent puts it into its list. `fields` go into the header."""
+        self.asked = list(self.messages)
+        reply = await self.world.client.chat.completions.create(
+            model=self.world.cache.stack.options.model_name,
+            messages=self.messages,  # type: ignore[arg-type]
+            max_tokens=max_tokens,
+            extra_headers=lifecycle(ctx=self.ctx, **fields),
+            extra_body={"return_token_ids": True, **PLAIN, **(body or {})},
+            **({"tools": self.tools} if self.tools else {}),  # type: ignore[arg-type]
+        )
+        self.reply = reply
+        self.ids = [list((choice.model_extra or {})["token_ids"]) for choice in reply.choices]
+        return echoed(reply)
+
+    async def say(self, text: str, max_tokens: int = 1, **fields: Any) -> Message:
+        """A user's turn: the list grows by the question and by the answer."""
+        self.messages.append({"role": "user", "content": text})
+        answer = await self.call(max_tokens, **fields)
+        self.messages.append(answer)
+        return answer
+
+    async def use_tool(self, name: str, result: str, **fields: Any) -> Message:
+        """The model calls a tool; the call and its result go into the list."""
+        answer = await self.call(64, calls_tool(name), **fields)
+        calls = answer["tool_calls"]
+        self.messages.append(answer)
+        self.messages.append({"role": "tool", "tool_call_id": calls[0]["id"], "content": result})
+        return answer
+
+    async def ops(self, *operations: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Declare operations on this context; all must be applied."""
+        numbered = [{"ctx": self.ctx, "seq": next(self._seq), **op} for op in operations]
+        results = await self.world.ops(f"agent {self.ctx}", *numbered)
+        assert [r["status"] for r in results] == ["applied"] * len(results), results
+        return results
+
+    async def keys(self) -> list[bytes]:
+        """Chunk keys of the last call's prompt."""
+        return await self.world.cache.keys(self.asked, self.tools)
+
+    async def stored_keys(self) -> list[bytes]:
+        """Chunk keys of what the last call computed, its first choice included; the last token has no KV."""
+        prompt = await self.world.cache.tokens(self.asked, self.tools)
+        return await self.world.cache.keys_of([*prompt, *self.ids[0][:-1]])
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the last prompt that the engine had not to compute."""
+        assert self.reply is not None
+        assert self.reply.usage is not None
+        details = self.reply.usage.prompt_tokens_details
+        return (details.cached_tokens or 0) if details else 0
+
+
+def echoed(reply: ChatCompletion) -> Message:
+    """A reply as it goes back into the list."""
+    message = reply.choices[0].message
+    echo: Message = {"role": "assistant", "content": message.content or ""}
+    if message.tool_calls:
+        echo["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": c.to_dict()["function"]} for c in message.tool_calls
+        ]
+    return echo
+
+
+def lifecycle(**fields: Any) -> dict[str, str]:
+    """The header a call carries. Spans are lists of strings, parameters of a list a pair with it."""
+    members = []
+    for name, value in fields.items():
+        if value is True:
+            members.append(name)
+        elif name in ("waiting",):
+            members.append(f"{name}={value}")
+        elif isinstance(value, tuple):
+            spans, ttl = value
+            members.append(f"{name}=({' '.join(json.dumps(s) for s in spans)});ttl={ttl}")
+        elif isinstance(value, list):
+            members.append(f"{name}=({' '.join(json.dumps(s) for s in value)})")
+        else:
+            members.append(f"{name}={json.dumps(value)}")
+    return {LIFECYCLE_HEADER: ", ".join(members)}
+
+
+def config_for(stack: EngineStack, folder: Path, mode: Mode = Mode.ENFORCE, **changes: Any) -> Config:
+    """The proxy of `make run`, on free ports, with time enough for its plans on a busy machine."""
+    config = local_config(stack, folder, mode)
+    free = Listener(port=0)
+    fixed = {"data": free, "admin": free, "plan_wait_seconds": 1.0, **changes}
+    return msgspec.structs.replace(config, **fixed)
+
+
+@asynccontextmanager
+async def world_of(cache: Cache, config: Config, *, controls: bool = True) -> AsyncIterator[World]:
+    """A proxy that serves, ready to control the cache; with `controls` False it must have found why not to."""
+    async with serving(config) as up:
+        world = World(up, cache)
+        try:
+            for _ in range(int(SECONDS / POLL_SECONDS)):
+                if _is_ready(up, controls):
+                    break
+                await asyncio.sleep(POLL_SECONDS)
+            else:
+                raise AssertionError(f"not ready: {up.runtime.problems}")
+            yield world
+        finally:
+            await world.close()
+
+
+def _is_ready(up: Serving, controls: bool) -> bool:
+    runtime = up.runtime
+    if not runtime.self_test.chunk_size and not runtime.self_test.ok:
+        return False
+    tested = runtime.self_test.ok or not controls
+    mapped = all(m.service is not None or (not controls and m.reason) for m in runtime.models.values())
+    return tested and mapped and runtime.journal.live
