@@ -38,9 +38,13 @@ class _Block(NamedTuple):
 
 
 class CallBlocks:
-    """Blocks by `session_id`. Use an id for one attempt of one call, and `forget` it when it is over."""
+    """Blocks by `session_id`. Use an id for one attempt of one call, and `forget` it when it is over.
+
+    `live` says whether somebody feeds it.
+    """
 
     def __init__(self) -> None:
+        self.live = False
         self._ends: OrderedDict[int, int] = OrderedDict()
         self._sessions: OrderedDict[str, dict[int, _Block]] = OrderedDict()
 
@@ -112,6 +116,15 @@ class CallBlocks:
                 tokens = tokens[chunk_size:]
             pending += [(child, key, tokens) for child in children.get(name, ())]
         return list(found.values())
+
+    def disagreement(self, session_id: str, prompt_ids: Sequence[int]) -> int | None:
+        """First position of a block that the engine computed of other tokens than `prompt_ids`, or None."""
+        blocks = sorted(self._sessions.get(session_id, {}).values(), key=lambda block: block.start)
+        for block in blocks:
+            ours = tuple(prompt_ids[block.start : block.start + len(block.tokens)])
+            if block.tokens[: len(ours)] != ours:
+                return block.start
+        return None
 
     def forget(self, session_id: str) -> None:
         """Drop what is kept for a call that is over."""

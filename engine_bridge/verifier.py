@@ -1,23 +1,24 @@
 """Verification by key: a chunk counts only when the cache itself showed the key that was computed for it.
 
 A chunk key is a chained hash, so a key that the cache shows proves every token before it: verification costs
-nothing on the wire. Two sources: the engine's KV events while a call is under way say that *this call's time*
-stored a chunk, and which tokens it generated; the directory says where the chunk lies, under which salt.
+nothing on the wire. The cache's directory is asked twice. Before a call's answer: what is absent then, and
+there afterwards, was stored while the call was under way. After it: where its chunks lie, under which salt.
+What the call generated is read from the engine's own block events.
+
+An event that a chunk entered L1 proves no store of ours: a load from L2 reports the same.
 """
 
 import asyncio
-import time
-from collections import defaultdict, deque
 from collections.abc import Sequence
 
 import msgspec
 import structlog
 
-from engine_bridge.cache_events import BlocksStored, EventBatch, GeneratedChunk, generated_chunks, short_hash
-from engine_bridge.chunk_keys import ROOT
+from engine_bridge.cache_events import GeneratedChunk
+from engine_bridge.call_blocks import CallBlocks
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.core.events import ChunksConfirmed
-from lifecycle.core.ids import KEY_BYTES, Namespace
+from lifecycle.core.ids import KEY_BYTES, Namespace, split_keys
 from lifecycle.core.observations import GenerationKeys, VerificationResult
 from lifecycle.errors import InvalidObservation, LogUnavailable, UnknownContext
 from lifecycle.ports import CacheControl, Presence
@@ -29,25 +30,17 @@ log = structlog.get_logger(__name__)
 PAUSES_SECONDS = (0.02, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
 """Pauses before each look after a call's end: the directory lags, and copies to lower tiers come later."""
 
-STORE_LAG_SECONDS = 0.1
-"""How long after a call's end the engine may still report what it stored; it does so before it answers."""
-
-NUM_UNTOLD_LOOKS = 3
-"""Looks after which stores that the engine did not report are not waited for any more."""
-
-MAX_UNTOLD_CHUNKS = 1024
-"""Chunks looked for behind the prompt of a call whose output the engine did not count."""
-
-MAX_JOURNAL_TOKENS = 2_000_000
-"""Tokens of stored chunks remembered; the oldest go first."""
+MIN_LOOKS = 3
+"""Looks at a call whose output was not counted: what it generated may be reported in any of them."""
 
 
 class ComputedCall(msgspec.Struct, frozen=True, kw_only=True):
     """What was computed for one attempt, and what the engine said of it when it ended.
 
-    `keys` is the prompt's run of chunk keys, `tail_ids` its tokens behind the last of them. `stored_limit` is
-    the token behind which admission control stored nothing, None without it; `began` and `ended` are
-    `StoreJournal.now()` of its arrival and end; token counts are -1 when the engine did not say.
+    `keys` is the prompt's run of chunk keys, `token_ids` its tokens. `absent` are those of the keys that the
+    cache did not have before the answer. `session_id` labels the attempt's block events,
+    empty if it had no label of its own. `stored_limit` is the token behind which admission control stored
+    nothing, None without it. Token counts are -1 when the engine did not say.
     """
 
     uid: str
@@ -55,101 +48,64 @@ class ComputedCall(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     namespace: Namespace
     keys: bytes
-    tail_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     num_tokens: int
     chunk_size: int
-    began: float
-    ended: float
     completed: bool
+    absent: frozenset[bytes] = frozenset()
+    session_id: str = ""
+    cached_tokens: int = -1
     output_tokens: int = -1
     num_choices: int = 1
     stored_limit: int | None = None
 
+    @property
+    def stored_keys(self) -> bytes:
+        """Keys of the prompt's chunks that the call may have stored."""
+        limit = self.num_tokens if self.stored_limit is None else self.stored_limit
+        return self.keys[: limit // self.chunk_size * KEY_BYTES]
 
-class StoreJournal:
-    """The latest stores into L1 that the engine reported, by key and by parent."""
+    def caused(self) -> set[bytes]:
+        """Keys whose store was the call's if they lie in the cache now: absent before, or computed by it.
 
-    def __init__(self) -> None:
-        self._order: deque[tuple[int, BlocksStored]] = deque()
-        self._since: dict[int, float] = {}
-        self._children: defaultdict[int, list[BlocksStored]] = defaultdict(list)
-        self._num_tokens = 0
-        self.live = False
-        """Whether a stream is being read: without one no store can be called ours."""
-
-    def now(self) -> float:
-        """The journal's clock, in seconds."""
-        return time.monotonic()
-
-    def take(self, batch: EventBatch) -> None:
-        """Take in one batch of a stream."""
-        for event in batch.events:
-            if isinstance(event, BlocksStored) and event.tier is Tier.L1 and len(event.hashes) == 1:
-                self._add(event)
-
-    def stored_since(self, key: bytes, began: float) -> bool:
-        """Whether the key was reported stored at or after `began`."""
-        return self._since.get(short_hash(key), -1.0) >= began
-
-    def behind(
-        self, keys: bytes, tail_ids: Sequence[int], window: tuple[float, float], depth: int
-    ) -> list[GeneratedChunk]:
-        """Chunks stored behind a prompt within a window of time, parents first, at most `depth` in a row."""
-        events: list[BlocksStored] = []
-        frontier = [short_hash(keys[-KEY_BYTES:] or ROOT)]
-        began, until = window
-        for _ in range(depth):
-            children = [
-                event
-                for parent in frontier
-                for event in self._children.get(parent, ())
-                if began <= self._since.get(event.hashes[0], -1.0) <= until
-            ]
-            if not children:
-                break
-            events += children
-            frontier = [event.hashes[0] for event in children]
-        return generated_chunks(keys, tail_ids, events)
-
-    def others_behind(self, parent: bytes, key: bytes, began: float) -> bool:
-        """Whether something else than `key` was stored behind `parent` since `began`."""
-        return any(
-            e.hashes[0] != short_hash(key) and self._since.get(e.hashes[0], -1.0) >= began
-            for e in self._children.get(short_hash(parent), ())
-        )
-
-    def _add(self, event: BlocksStored) -> None:
-        parent = short_hash(ROOT) if event.parent is None else event.parent
-        known = event.hashes[0] in self._since
-        self._since[event.hashes[0]] = self.now()
-        if not known:
-            self._order.append((parent, event))
-            self._children[parent].append(event)
-            self._num_tokens += len(event.token_ids)
-        while self._num_tokens > MAX_JOURNAL_TOKENS:
-            old_parent, old = self._order.popleft()
-            self._num_tokens -= len(old.token_ids)
-            self._since.pop(old.hashes[0], None)
-            siblings = self._children[old_parent]
-            siblings.remove(old)
-            if not siblings:
-                del self._children[old_parent]
+        The engine's `cached_tokens` were found, in its own cache or in ours; everything behind was computed.
+        """
+        keys = split_keys(self.stored_keys)
+        computed_from = -(-self.cached_tokens // self.chunk_size) if self.cached_tokens >= 0 else len(keys)
+        return {key for at, key in enumerate(keys) if at >= computed_from or key in self.absent}
 
 
 class Verifier:
-    """Confirms, after each tracked call, what the cache holds of it, and learns what it generated."""
+    """Confirms, after each tracked call, what the cache holds of it, and learns what it generated.
+
+    `pauses_seconds` are the pauses before each look at one call.
+    """
 
     def __init__(
         self,
         tracker: Tracker,
         cache: CacheControl,
-        journal: StoreJournal,
+        blocks: CallBlocks,
         pauses_seconds: Sequence[float] = PAUSES_SECONDS,
     ) -> None:
         self._tracker = tracker
         self._cache = cache
+        self._blocks = blocks
         self._pauses_seconds = pauses_seconds
-        self.journal = journal
+
+    async def absent(self, namespace: Namespace, keys: bytes) -> frozenset[bytes]:
+        """Which of a call's keys the cache has not got, of those not proven to be ours.
+
+        To be asked before the call's answer. A cache that does not tell proves nothing.
+        """
+        unproven = self._tracker.contexts.index.unproven(namespace, keys)
+        if not unproven:
+            return frozenset()
+        try:
+            return frozenset(p.key for p in await self._cache.locate(namespace, unproven) if not p.tiers)
+        except CacheUnavailable as error:
+            log.warning("the cache was not asked before a call", error=str(error))
+            return frozenset()
 
     async def verify(self, call: ComputedCall) -> None:
         """Look until everything expected was seen or the settle time is over; record what was seen.
@@ -157,64 +113,60 @@ class Verifier:
         If nothing that should have been stored shows up, the context counts as unmapped until a later call
         of it is confirmed.
         """
-        limit = call.num_tokens if call.stored_limit is None else call.stored_limit
-        own = call.keys[: limit // call.chunk_size * KEY_BYTES]
-        missing = self._unverified(call.namespace, own)
+        index = self._tracker.contexts.index
+        caused = call.caused()
+        missing = index.unverified(call.namespace, call.stored_keys)
         num_expected = len(missing)
-        num_shown = 0
-        unowned: set[bytes] = set()
+        num_generated = self._num_generated(call)
         generated: dict[bytes, GeneratedChunk] = {}
-        # Later calls go on from the same prompt: what they store must not pass for what this one generated.
-        window = (call.began, call.ended + STORE_LAG_SECONDS)
-        depth = self._num_generated(call)
         reached_cache = False
         for num_looks, pause in enumerate(self._pauses_seconds, start=1):
             await asyncio.sleep(pause)
-            if depth:
-                found = self.journal.behind(call.keys, call.tail_ids, window, depth)
-                fresh = [g for g in found if g.key not in generated]
-                if fresh:
-                    generated.update((g.key, g) for g in fresh)
-                    await self._report_generation(call, list(generated.values()))
-            # The directory may show a chunk before the engine reports its store: it is ours all the same.
-            reported = [key for key in unowned if self.journal.stored_since(key, call.began)]
-            wanted = missing + self._unverified(call.namespace, b"".join(generated)) + reported
+            await self._find_generated(call, generated)
+            wanted = dict.fromkeys(missing)
+            own = b"".join([*(k for k in split_keys(call.stored_keys) if k in caused), *generated])
+            wanted.update(dict.fromkeys(index.unproven(call.namespace, own)))
             if wanted:
                 try:
-                    shown, ours = await self._confirm(call, wanted)
+                    shown = await self._confirm(call, list(wanted), caused | set(generated))
                     reached_cache = True
                 except (CacheUnavailable, LogUnavailable) as error:
                     log.warning("verification waits", error=str(error))
                     continue
-                unowned = (unowned | shown) - ours
-                num_shown += len([k for k in missing if k in shown])
                 missing = [k for k in missing if k not in shown]
-            told = len(generated) >= depth and not unowned
-            if not missing and (told or num_looks > NUM_UNTOLD_LOOKS):
+                if len(shown) < len(wanted):
+                    continue
+            enough = num_generated if num_generated is not None else 0
+            if len(generated) >= enough and (num_generated is not None or num_looks >= MIN_LOOKS):
                 break
-        await self._conclude(call, num_expected, num_shown, missing, reached_cache)
+        await self._conclude(call, num_expected, missing, reached_cache)
+        self._blocks.forget(call.session_id)
 
-    def _num_generated(self, call: ComputedCall) -> int:
-        """Chunks that one choice's generated tokens fill: the last token has no KV.
-
-        Where the engine did not count the output (an aborted call, a stream without usage) it may be any.
-        """
-        if call.stored_limit is not None or not self.journal.live:
+    def _num_generated(self, call: ComputedCall) -> int | None:
+        """Chunks that one choice's generated tokens fill, None if it may be any: the last token has no KV."""
+        if call.stored_limit is not None or not call.session_id or not self._blocks.live:
             return 0
-        size = call.chunk_size
         if call.output_tokens < 0:
-            return MAX_UNTOLD_CHUNKS
+            return None
+        size = call.chunk_size
         per_choice = call.output_tokens // max(call.num_choices, 1)
         return max((call.num_tokens + per_choice - 1) // size - call.num_tokens // size, 0)
 
-    def _unverified(self, namespace: Namespace, keys: bytes) -> list[bytes]:
-        return list(self._tracker.contexts.index.unverified(namespace, keys)) if keys else []
+    async def _find_generated(self, call: ComputedCall, known: dict[bytes, GeneratedChunk]) -> None:
+        if call.stored_limit is not None or not call.session_id:
+            return
+        tail_ids = tuple(call.token_ids[len(call.keys) // KEY_BYTES * call.chunk_size :])
+        found = self._blocks.generated(call.session_id, call.keys, tail_ids, call.chunk_size)
+        fresh = {chunk.key: chunk for chunk in found if chunk.key not in known}
+        if fresh:
+            known.update(fresh)
+            await self._report_generation(call, list(known.values()))
 
-    async def _confirm(self, call: ComputedCall, keys: Sequence[bytes]) -> tuple[set[bytes], set[bytes]]:
-        """Ask where the keys lie, record it, and answer which lie somewhere and which of those are ours."""
+    async def _confirm(self, call: ComputedCall, keys: Sequence[bytes], caused: set[bytes]) -> set[bytes]:
+        """Ask where the keys lie, record it, and answer which lie somewhere."""
         present = [p for p in await self._cache.locate(call.namespace, keys) if p.tiers]
-        ours = [p for p in present if self.journal.stored_since(p.key, call.began)]
-        others = [p for p in present if not self.journal.stored_since(p.key, call.began)]
+        ours = [p for p in present if p.key in caused]
+        others = [p for p in present if p.key not in caused]
         events = [
             ChunksConfirmed(
                 at_ns=self._tracker.clock.now_ns(),
@@ -228,7 +180,7 @@ class Verifier:
         ]
         if events:
             await self._tracker.record(call.namespace, events)
-        return {p.key for p in present}, {p.key for p in ours}
+        return {p.key for p in present}
 
     async def _report_generation(self, call: ComputedCall, chunks: Sequence[GeneratedChunk]) -> None:
         """One observation for each way the prompt went on: a choice, or another attempt at it."""
@@ -257,24 +209,17 @@ class Verifier:
                 log.warning("generated chunks not placed", call=call.call_id, error=str(error))
 
     async def _conclude(
-        self,
-        call: ComputedCall,
-        num_expected: int,
-        num_shown: int,
-        missing: Sequence[bytes],
-        reached_cache: bool,
+        self, call: ComputedCall, num_expected: int, missing: Sequence[bytes], reached_cache: bool
     ) -> None:
         reason = ""
-        if num_expected and not reached_cache:
+        other = self._blocks.disagreement(call.session_id, call.token_ids)
+        if other is not None:
+            reason = f"verify: the engine computed other tokens than we did from token {other} on"
+        elif num_expected and not reached_cache:
             reason = "verify: the cache could not be asked"
-        elif missing and call.completed:
-            at = call.keys.index(missing[0])
-            parent = call.keys[at - KEY_BYTES : at] if at else ROOT
-            position = at // KEY_BYTES * call.chunk_size
-            if self.journal.others_behind(parent, missing[0], call.began):
-                reason = f"verify: the cache stored another chunk behind token {position} than was computed"
-            elif not num_shown and call.stored_limit is None:
-                reason = f"verify: no key computed for the call showed up behind token {position}"
+        elif len(missing) == num_expected and missing and call.completed and call.stored_limit is None:
+            position = call.keys.index(missing[0]) // KEY_BYTES * call.chunk_size
+            reason = f"verify: no key computed for the call showed up behind token {position}"
         elif not call.completed:
             return
         try:

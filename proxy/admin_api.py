@@ -200,7 +200,7 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
                     for m in runtime.models.values()
                 ],
                 "log_position": contexts.position,
-                "events_followed": runtime.journal.live,
+                "events_followed": runtime.blocks.live,
             }
         )
 

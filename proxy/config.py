@@ -69,7 +69,10 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "none"
     coordinator_url: Annotated[str, _doc("LMCache coordinator.")] = "http://127.0.0.1:9300"
     events_endpoint: Annotated[
-        str, _doc("ZMQ endpoint of the engine's KV events. Without it nothing counts as stored by us.")
+        str, _doc("ZMQ endpoint of the engine's KV events. Without it generated text stays in the cache.")
+    ] = ""
+    replay_endpoint: Annotated[
+        str, _doc("ZMQ endpoint where the engine replays events that were missed.")
     ] = ""
     chunk_size: Annotated[int, _doc("LMCache's `--chunk-size`; 0 asks the cache.", ge=0)] = 0
     l2_pins: Annotated[

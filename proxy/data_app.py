@@ -10,7 +10,7 @@ import structlog
 from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
-from proxy.body_edit import RETURN_TOKEN_IDS, RequestEdit, edit_request_body
+from proxy.body_edit import RETURN_TOKEN_IDS, SESSION_ID, RequestEdit, edit_request_body
 from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, read_chat_call
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.forward import Send, forward_call, pipe
@@ -184,6 +184,8 @@ class DataApp:
         fields: dict[str, object] = {CACHE_SALT: salt} if salt else {}
         if call is not None and call.asks_ids:
             fields[RETURN_TOKEN_IDS] = True
+        if call is not None and call.session_id:
+            fields[SESSION_ID] = call.session_id
         if call is None or call.bypass_from_token is None:
             return RequestEdit(fields=fields)
         return RequestEdit(fields=fields, transfer_params={MAX_OFFLOAD_TOKENS: call.bypass_from_token})

@@ -89,7 +89,7 @@ def _events(config: Config) -> Finding:
         return Finding(
             "KV events",
             False,
-            "none are read, so no chunk counts as stored by us: start the engine with --kv-events-config and "
-            "set cache.events_endpoint",
+            "none are read, so what calls generate stays in the cache: start the engine with "
+            "--kv-events-config and set cache.events_endpoint",
         )
     return Finding("KV events", True, f"configured: {endpoint}")

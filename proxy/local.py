@@ -26,6 +26,7 @@ def local_config(stack: EngineStack, run_dir: Path, mode: Mode = Mode.ENFORCE) -
             driver="lmcache_mp",
             coordinator_url=stack.coordinator_url,
             events_endpoint=stack.events_endpoint,
+            replay_endpoint=stack.replay_endpoint,
         ),
         mode=mode,
         log_url=f"sqlite:///{run_dir / 'kvtether.db'}",

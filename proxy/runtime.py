@@ -9,11 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import structlog
 
 from engine_bridge.cache_events import EventSubscriber
+from engine_bridge.call_blocks import CallBlocks
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
 from engine_bridge.drivers.noop import NoCacheControl
 from engine_bridge.mapping.model_profile import ModelProfile
 from engine_bridge.placement_watch import PlacementWatch
-from engine_bridge.verifier import StoreJournal, Verifier
+from engine_bridge.verifier import Verifier
 from lifecycle.core.ids import Namespace
 from lifecycle.errors import LifecycleError
 from lifecycle.ports import CacheControl, EventLog, SelfTest
@@ -90,7 +91,7 @@ class Runtime:
         )
         self._profiles: dict[str, ModelProfile] = {}
         self.cache = cache or cache_driver(config, self._tokenize if config.models else None)
-        self.journal = StoreJournal()
+        self.blocks = CallBlocks()
         self.tracker = Tracker(event_log, self.clock)
         self.reclaimer = Reclaimer(self.tracker, self.cache, self.ids, self.mode_of, self.objection)
         self.tasks = tasks
@@ -107,7 +108,7 @@ class Runtime:
         self.tracking = Tracking(
             self.tracker,
             self.reclaimer,
-            Verifier(self.tracker, self.cache, self.journal),
+            Verifier(self.tracker, self.cache, self.blocks),
             self.declarations,
             self.mailboxes,
             self.models,
@@ -127,7 +128,8 @@ class Runtime:
         self.problem = ""
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
-        self._tested = asyncio.Event()
+        self.prepared = asyncio.Event()
+        """Set when the engine was reached, the self-test has run, and models are mapped or never can be."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -136,9 +138,9 @@ class Runtime:
         found += [f"model {m.name or '?'}: {m.reason}" for m in self.models.values() if m.reason]
         if not self.models:
             found.append("no model is configured: set models[].path, or pass --model-path")
-        if self.cache.capabilities.level and not self.journal.live:
+        if self.cache.capabilities.level and not self.blocks.live:
             found.append(
-                "no KV events are read, so no chunk counts as stored by us: start the engine with "
+                "no KV events are read, so what calls generate stays in the cache: start the engine with "
                 "--kv-events-config and set cache.events_endpoint"
             )
         if self.problem:
@@ -189,7 +191,6 @@ class Runtime:
                     self._profiles[loaded.name] = loaded
                     self.models[loaded.name] = MappedModel(loaded.name, reason=_NOT_REACHED)
         self.self_test = await self.cache.self_test()
-        self._tested.set()
         for problem in self.self_test.problems:
             log.warning("self-test", problem=problem)
         chunk_tokens = self.config.cache.chunk_size or self.self_test.chunk_size
@@ -205,6 +206,7 @@ class Runtime:
         for name, known in self.models.items():
             if known.service is None and known.engine_ids is None:
                 self.models[name] = model_by_ids(known, engine, chunk_tokens or DEFAULT_CHUNK_TOKENS)
+        self.prepared.set()
 
     def _tokenize(self, text: str) -> Sequence[int]:
         """Our side of the parity check, by the first model; without any there is nothing to compare."""
@@ -216,23 +218,24 @@ class Runtime:
         endpoint = self.config.cache.events_endpoint
         if not endpoint:
             return
-        subscriber = EventSubscriber(endpoint)
-        self.journal.live = True
+        replay = self.config.cache.replay_endpoint or None
+        subscriber = EventSubscriber(endpoint, replay_endpoint=replay)
+        self.blocks.live = True
         try:
             async for batch in subscriber.batches():
-                self.journal.take(batch)
+                self.blocks.take(batch)
                 self.placement.take(batch)
         finally:
-            self.journal.live = False
+            self.blocks.live = False
 
     async def reclaim(self) -> None:
         """Free the dead, for ever. Before the first self-test nobody knows whether they may be freed."""
-        await self._tested.wait()
+        await self.prepared.wait()
         await self.reclaimer.run()
 
     async def keep_pins(self) -> None:
         """Hold what is pinned, for ever; not before the first self-test either."""
-        await self._tested.wait()
+        await self.prepared.wait()
         await self.pins.run()
 
     async def keep_time(self) -> None:

@@ -51,19 +51,18 @@ class TrackedCall:
 
     `planned` is done when the plan of the call's arrival is recorded; `bypass_from_token` is then the
     admission hint that may ride, None for none. `sent` says that the body has left: hints after it are late.
-    `asks_ids` says that the engine is asked for token ids; `answered` is done when its answer is over.
+    `asks_ids` says that the engine is asked for token ids; `answered` is done when its answer is over;
+    `session_id` labels the attempt in the engine's events, empty for none; `absent` are chunk keys that the
+    cache had not got before the answer.
     """
 
     def __init__(
         self,
         request: CallRequest,
-        began: float,
         heard_first_token: Callable[["TrackedCall"], None],
         heard_end: Callable[["TrackedCall", CallEnd, AnswerFacts, str], None],
     ) -> None:
         self.request = request
-        self.began = began
-        self.ended = began
         self.uid = ""
         self.attempt = 0
         self.mapping_kind = MappingKind.NONE
@@ -73,6 +72,8 @@ class TrackedCall:
         self.planned = asyncio.Event()
         self.posted = False
         self.asks_ids = False
+        self.session_id = ""
+        self.absent: frozenset[bytes] = frozenset()
         self.answered: asyncio.Future[AnswerFacts] = asyncio.get_running_loop().create_future()
         self.sent = False
         self._heard_first_token = heard_first_token

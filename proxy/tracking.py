@@ -16,7 +16,7 @@ from engine_bridge.mapping.ranges import MappedPrompt
 from engine_bridge.verifier import ComputedCall, Verifier
 from lifecycle.core.directives import DirectiveResult
 from lifecycle.core.events import CallArrived
-from lifecycle.core.ids import KEY_BYTES, ContextKey, Namespace
+from lifecycle.core.ids import ContextKey, Namespace
 from lifecycle.core.observations import (
     CallArrival,
     CallEnding,
@@ -31,7 +31,8 @@ from lifecycle.ports import IdSource
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
-from proxy.answer_tap import AnswerFacts
+from proxy.answer_tap import AnswerFacts, Usage
+from proxy.body_edit import SESSION_ID
 from proxy.chat_request import ChatCall, MessageHasher
 from proxy.declarations import Declarations
 from proxy.identity import LineageIndex, identify
@@ -120,8 +121,11 @@ class Tracking:
         That is at once, unless (in enforce) its plan may add a hint, or it names an operation sent before
         it: then when that is recorded, and no later than the plan's wait.
         """
-        call = TrackedCall(request, self._verifier.journal.now(), self._first_token, self._end)
+        call = TrackedCall(request, self._first_token, self._end)
         call.asks_ids = self._mapper.asks_engine(request.chat, request.mode)
+        labels = request.mode is Mode.ENFORCE and bool(self._reclaimer.capabilities.level)
+        if labels and SESSION_ID not in request.chat.document:
+            call.session_id = self._ids.new("s")
         if request.mode is Mode.ENFORCE and request.awaits_plan:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._plan_wait_seconds):
@@ -248,8 +252,14 @@ class Tracking:
         result = await self._mapper.map(call, state.uid)
         if not isinstance(result, Unmapped):
             call.mapping_kind = self._mapper.kind(call.request.namespace.model)
+            if self._reclaimer.capabilities.level:
+                self._tasks.spawn(self._look_before(call, result))
         self._post(call, lambda: self._record_mapping(call, result))
         return result
+
+    async def _look_before(self, call: TrackedCall, mapped: MappedPrompt) -> None:
+        """What the cache has not got now, and has after the call, was stored while the call was under way."""
+        call.absent = await self._verifier.absent(call.request.namespace, mapped.chunk_keys)
 
     async def _record_mapping(self, call: TrackedCall, result: MappedPrompt | Unmapped) -> None:
         if call.mapping_recorded:
@@ -282,7 +292,6 @@ class Tracking:
 
     def _end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
         request = call.request
-        call.ended = self._verifier.journal.now()
         if not call.answered.done():
             call.answered.set_result(facts)
         completed = end is CallEnd.COMPLETED
@@ -317,25 +326,23 @@ class Tracking:
             ),
         )
         if isinstance(result, MappedPrompt) and self._reclaimer.capabilities.level:
-            self._tasks.spawn(self._verify(call, result, end, usage.completion_tokens))
+            self._tasks.spawn(self._verify(call, result, end, usage))
 
-    async def _verify(
-        self, call: TrackedCall, mapped: MappedPrompt, end: CallEnd, output_tokens: int
-    ) -> None:
-        size = mapped.chunk_tokens
+    async def _verify(self, call: TrackedCall, mapped: MappedPrompt, end: CallEnd, usage: Usage) -> None:
         computed = ComputedCall(
             uid=call.uid,
             call_id=call.request.call_id,
             attempt=call.attempt,
             namespace=call.request.namespace,
             keys=mapped.chunk_keys,
-            tail_ids=tuple(mapped.token_ids[len(mapped.chunk_keys) // KEY_BYTES * size :]),
+            token_ids=mapped.token_ids,
             num_tokens=mapped.num_tokens,
-            chunk_size=size,
-            began=call.began,
-            ended=call.ended,
+            chunk_size=mapped.chunk_tokens,
+            absent=call.absent,
+            session_id=call.session_id,
+            cached_tokens=-1 if usage.cached_tokens is None else usage.cached_tokens,
             completed=end is CallEnd.COMPLETED,
-            output_tokens=output_tokens,
+            output_tokens=usage.completion_tokens,
             num_choices=call.request.chat.num_choices,
             stored_limit=call.bypass_from_token,
         )

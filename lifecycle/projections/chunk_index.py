@@ -299,7 +299,11 @@ class ChunkIndex:
 
     def unverified(self, namespace: Namespace, keys: bytes) -> list[bytes]:
         """Which of the keys the cache has not shown."""
-        return [key for key in split_keys(keys) if not self._verified(namespace, key)]
+        return [key for key in split_keys(keys) if not self._has(namespace, key, ChunkFlag.VERIFIED)]
+
+    def unproven(self, namespace: Namespace, keys: bytes) -> list[bytes]:
+        """Which of the keys are not proven to be stored by our calls."""
+        return [key for key in split_keys(keys) if not self._has(namespace, key, ChunkFlag.OURS)]
 
     def verified_keys(self, namespace: Namespace) -> list[bytes]:
         """Every key that the cache has shown and that is not known to be gone."""
@@ -309,7 +313,7 @@ class ChunkIndex:
     def verified_chunks(self, namespace: Namespace, keys: bytes) -> int:
         """How many leading chunks of a chain the cache has shown."""
         for position, key in enumerate(split_keys(keys)):
-            if not self._verified(namespace, key):
+            if not self._has(namespace, key, ChunkFlag.VERIFIED):
                 return position
         return len(keys) // KEY_BYTES
 
@@ -391,6 +395,6 @@ class ChunkIndex:
         books = self._books.get(namespace)
         return books.runs.find(key) if books else None
 
-    def _verified(self, namespace: Namespace, key: bytes) -> bool:
+    def _has(self, namespace: Namespace, key: bytes, flag: int) -> bool:
         found = self._find(namespace, key)
-        return found is not None and bool(found[0].flags[found[1]] & _VERIFIED)
+        return found is not None and bool(found[0].flags[found[1]] & flag)

@@ -1,12 +1,13 @@
-"""A chunk counts when the cache itself showed it; it is ours when its store was reported during our call."""
+"""A chunk counts when the cache itself showed it; it is ours when it was not there before our call."""
 
 from array import array
 
 import pytest
 
-from engine_bridge.cache_events import BlocksStored, CacheEvent, EventBatch, chunk_key, short_hash
-from engine_bridge.chunk_keys import ROOT, chunk_keys
-from engine_bridge.verifier import ComputedCall, StoreJournal, Verifier
+from engine_bridge.cache_events import BlocksStored, EventBatch
+from engine_bridge.call_blocks import CallBlocks
+from engine_bridge.chunk_keys import chunk_keys
+from engine_bridge.verifier import ComputedCall, Verifier
 from lifecycle.core.events import GenerationMapped
 from lifecycle.core.ids import KEY_BYTES, split_keys
 from lifecycle.core.observations import CallMapping, PromptMapping
@@ -20,41 +21,38 @@ from tests.lifecycle.lives import Agent, ManualClock, books, replayed
 SIZE = 4
 PROMPT = tuple(range(100, 114))
 KEYS = chunk_keys(array("I", PROMPT), SIZE)
-TAIL = PROMPT[len(KEYS) // KEY_BYTES * SIZE :]
+SESSION = "s1"
 LOOKS = (0.0,) * 6
 
 
-class Watch(StoreJournal):
-    """A journal whose clock is set by hand."""
+class Engine(CallBlocks):
+    """The engine's stream, as the test tells it: blocks of one chunk's size."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.time = 10.0
         self.live = True
 
-    def now(self) -> float:
-        return self.time
-
-    def stored(self, parent: bytes, *chunks: tuple[int, ...]) -> bytes:
-        """Report stores of chunks one behind the other; answers the last key."""
-        events: list[CacheEvent] = []
-        for tokens in chunks:
-            key = chunk_key(parent, tokens)
-            events.append(
-                BlocksStored(
-                    tier=Tier.L1,
-                    hashes=(short_hash(key),),
-                    parent=None if parent == ROOT else short_hash(parent),
-                    token_ids=tokens,
-                    block_size=SIZE,
-                )
+    def computed(self, tokens: tuple[int, ...], session_id: str = SESSION) -> None:
+        """Report every full block of a token sequence; those reported before are the same blocks."""
+        parent: int | None = None
+        for start in range(0, len(tokens) - SIZE + 1, SIZE):
+            block = tokens[start : start + SIZE]
+            name = hash((parent, block)) & (1 << 62) - 1
+            event = BlocksStored(
+                tier=Tier.GPU,
+                hashes=(name,),
+                parent=parent,
+                token_ids=block,
+                block_size=SIZE,
+                session_id=session_id,
             )
-            parent = key
-        self.take(EventBatch(incarnation=1, sequence=1, at_ns=1, events=tuple(events)))
-        return parent
+            self.take(EventBatch(incarnation=1, sequence=1, at_ns=1, events=(event,)))
+            parent = name
 
-    def stored_prompt(self) -> bytes:
-        return self.stored(ROOT, *(PROMPT[i : i + SIZE] for i in range(0, len(PROMPT) - SIZE + 1, SIZE)))
+
+def chunk_after(prompt: tuple[int, ...], generated: tuple[int, ...]) -> bytes:
+    """Keys of the chunks that generated tokens fill."""
+    return chunk_keys(array("I", prompt + generated), SIZE)[len(KEYS) :]
 
 
 class Scene:
@@ -62,8 +60,8 @@ class Scene:
         self.log = MemoryEventLog()
         self.tracker = Tracker(self.log, ManualClock())
         self.cache = FakeCache()
-        self.journal = Watch()
-        self.verifier = Verifier(self.tracker, self.cache, self.journal, LOOKS)
+        self.engine = Engine()
+        self.verifier = Verifier(self.tracker, self.cache, self.engine, LOOKS)
         self.agent = Agent(self.tracker, "a")
 
     async def called(self, call_id: str = "c1", num_choices: int = 1) -> None:
@@ -97,12 +95,11 @@ class Scene:
             "attempt": 1,
             "namespace": NAMESPACE,
             "keys": KEYS,
-            "tail_ids": TAIL,
+            "token_ids": PROMPT,
             "num_tokens": len(PROMPT),
             "chunk_size": SIZE,
-            "began": 10.0,
-            "ended": 20.0,
             "completed": True,
+            "session_id": SESSION,
             "output_tokens": 0,
         }
         await self.verifier.verify(ComputedCall(**{**fields, **changed}))  # type: ignore[arg-type]
@@ -125,39 +122,61 @@ async def scene() -> Scene:
     return made
 
 
-async def test_what_was_stored_during_the_call_and_lies_somewhere_is_ours(scene: Scene) -> None:
-    scene.journal.stored_prompt()
+async def test_what_the_engine_computed_and_the_cache_shows_is_ours(scene: Scene) -> None:
     scene.cache.store(KEYS)
-    await scene.verify()
+    await scene.verify(cached_tokens=0)
     assert all(scene.flags(k) == {"VERIFIED", "OURS"} for k in split_keys(KEYS))
     assert not scene.agent.state.unmapped
     assert len(scene.cache.located) == 1
 
 
-async def test_what_lay_there_before_is_verified_but_not_ours(scene: Scene) -> None:
-    scene.journal.time = 5.0
-    scene.journal.stored_prompt()
+async def test_what_the_engine_found_cached_is_verified_but_not_ours(scene: Scene) -> None:
     scene.cache.store(KEYS)
-    await scene.verify()
-    assert all(scene.flags(k) == {"VERIFIED"} for k in split_keys(KEYS))
+    await scene.verify(cached_tokens=SIZE + 1)
+    first, second, last = split_keys(KEYS)
+    assert scene.flags(first) == scene.flags(second) == {"VERIFIED"}
+    assert scene.flags(last) == {"VERIFIED", "OURS"}
     assert not scene.agent.state.unmapped
 
 
-async def test_a_store_reported_after_the_directory_showed_it_is_ours_all_the_same(scene: Scene) -> None:
+async def test_what_was_absent_before_the_call_is_ours_whatever_the_engine_counted(scene: Scene) -> None:
+    first, second, last = split_keys(KEYS)
+    scene.cache.store(first)
+    absent = await scene.verifier.absent(NAMESPACE, KEYS)
+    assert absent == {second, last}
+    scene.cache.store(KEYS)
+    await scene.verify(absent=absent)
+    assert scene.flags(first) == {"VERIFIED"}
+    assert scene.flags(second) == scene.flags(last) == {"VERIFIED", "OURS"}
+
+
+async def test_a_cache_that_cannot_be_asked_before_proves_nothing(scene: Scene) -> None:
+    scene.cache.unreachable = True
+    assert await scene.verifier.absent(NAMESPACE, KEYS) == frozenset()
+
+
+async def test_a_chunk_known_for_long_becomes_ours_when_a_call_stores_it_again(scene: Scene) -> None:
+    scene.cache.store(KEYS)
+    await scene.verify()
+    assert scene.flags(KEYS[:KEY_BYTES]) == {"VERIFIED"}
+    await scene.called("c2")
+    await scene.verify("c2", cached_tokens=0)
+    assert all(scene.flags(k) == {"VERIFIED", "OURS"} for k in split_keys(KEYS))
+    assert await scene.verifier.absent(NAMESPACE, KEYS) == frozenset()
+
+
+async def test_a_copy_that_comes_late_is_waited_for(scene: Scene) -> None:
     class Late(FakeCache):
         async def locate(self, namespace, keys):  # type: ignore[no-untyped-def]
-            found = await super().locate(namespace, keys)
             if len(self.located) == 2:
-                scene.journal.stored_prompt()
-            return found
+                self.store(KEYS)
+            return await super().locate(namespace, keys)
 
     scene.cache = Late()
     scene.cache.store(KEYS[:-KEY_BYTES])
-    scene.verifier = Verifier(scene.tracker, scene.cache, scene.journal, LOOKS)
-    await scene.verify()
-    first, second, last = split_keys(KEYS)
-    assert scene.flags(first) == scene.flags(second) == {"VERIFIED", "OURS"}
-    assert scene.flags(last) == set()
+    scene.verifier = Verifier(scene.tracker, scene.cache, scene.engine, LOOKS)
+    await scene.verify(cached_tokens=0)
+    assert all(scene.flags(k) == {"VERIFIED", "OURS"} for k in split_keys(KEYS))
 
 
 async def test_a_context_whose_keys_never_show_up_is_unmapped_until_a_later_call_is_confirmed(
@@ -174,11 +193,11 @@ async def test_a_context_whose_keys_never_show_up_is_unmapped_until_a_later_call
     assert scene.tracker.contexts.index.unmapped_contexts(NAMESPACE) == []
 
 
-async def test_another_chunk_in_the_place_of_ours_means_our_keys_are_wrong(scene: Scene) -> None:
-    scene.journal.stored(ROOT, (1, 2, 3, 4))
-    scene.cache.store(KEYS[KEY_BYTES : 2 * KEY_BYTES])
-    await scene.verify()
-    assert "another chunk behind token 0" in scene.agent.state.unmapped
+async def test_other_tokens_in_the_engine_mean_that_ours_are_wrong(scene: Scene) -> None:
+    scene.cache.store(KEYS[:KEY_BYTES])
+    scene.engine.computed((*PROMPT[: SIZE + 1], 7, *PROMPT[SIZE + 2 :]))
+    await scene.verify(cached_tokens=0)
+    assert f"from token {SIZE} on" in scene.agent.state.unmapped
 
 
 async def test_part_of_a_prompt_may_be_missing(scene: Scene) -> None:
@@ -212,28 +231,20 @@ async def test_a_cache_that_cannot_be_asked_leaves_the_context_unmapped(scene: S
     assert not scene.agent.state.unmapped
 
 
-async def test_generated_chunks_are_found_behind_the_prompt_and_no_further_than_generated(
-    scene: Scene,
-) -> None:
-    last = scene.journal.stored_prompt()
-    one, two, three = (*TAIL, 1, 2), (3, 4, 5, 6), (7, 8, 9, 10)
-    end = scene.journal.stored(last, one, two, three)
-    scene.cache.store(KEYS)
-    keys = [chunk_key(last, one)]
-    keys += [chunk_key(keys[0], two)]
-    scene.cache.store(b"".join(keys) + end)
+async def test_generated_chunks_are_found_and_are_ours(scene: Scene) -> None:
+    generated = (1, 2, 3, 4, 5, 6)
+    scene.engine.computed(PROMPT + generated)
+    keys = chunk_after(PROMPT, generated)
+    scene.cache.store(KEYS + keys)
     # The last generated token has no KV: seven leave six, which fill the tail of two and one chunk more.
-    await scene.verify(output_tokens=7)
-    assert await scene.generations() == [b"".join(keys)]
-    assert all(scene.flags(k) == {"VERIFIED", "OURS"} for k in keys)
-    assert scene.flags(end) == set()
+    await scene.verify(output_tokens=7, cached_tokens=0)
+    assert await scene.generations() == [keys]
+    assert all(scene.flags(k) == {"VERIFIED", "OURS"} for k in split_keys(keys))
 
 
-async def test_what_a_later_call_stored_behind_the_same_prompt_is_not_this_ones(scene: Scene) -> None:
-    last = scene.journal.stored_prompt()
-    scene.journal.time = 25.0
-    scene.journal.stored(last, (*TAIL, 1, 2))
-    scene.cache.store(KEYS)
+async def test_what_another_call_computed_behind_the_same_prompt_is_not_this_ones(scene: Scene) -> None:
+    scene.engine.computed((*PROMPT, 1, 2, 3, 4, 5, 6), session_id="another")
+    scene.cache.store(KEYS + chunk_after(PROMPT, (1, 2, 3, 4, 5, 6)))
     await scene.verify(output_tokens=9)
     assert await scene.generations() == []
 
@@ -241,36 +252,28 @@ async def test_what_a_later_call_stored_behind_the_same_prompt_is_not_this_ones(
 async def test_every_choice_is_a_generation_of_its_own() -> None:
     scene = Scene()
     await scene.called(num_choices=3)
-    last = scene.journal.stored_prompt()
-    ends = [scene.journal.stored(last, (*TAIL, n, n)) for n in range(3)]
+    for n in range(3):
+        scene.engine.computed((*PROMPT, n, n))
+    ends = [chunk_after(PROMPT, (n, n)) for n in range(3)]
     scene.cache.store(KEYS + b"".join(ends))
     await scene.verify(output_tokens=9, num_choices=3)
     assert sorted(await scene.generations()) == sorted(ends)
 
 
 async def test_an_uncounted_output_may_be_of_any_length(scene: Scene) -> None:
-    last = scene.journal.stored_prompt()
-    end = scene.journal.stored(last, (*TAIL, 1, 2), (3, 4, 5, 6), (7, 8, 9, 10))
-    scene.cache.store(KEYS + end)
+    generated = tuple(range(10))
+    scene.engine.computed(PROMPT + generated)
+    keys = chunk_after(PROMPT, generated)
+    scene.cache.store(KEYS + keys)
     await scene.verify(output_tokens=-1)
     (found,) = await scene.generations()
-    assert found[-KEY_BYTES:] == end
+    assert found == keys
     assert len(found) == 3 * KEY_BYTES
 
 
-async def test_without_an_event_stream_no_store_is_ours_and_no_generation_is_known(scene: Scene) -> None:
-    scene.journal.live = False
+async def test_without_a_label_of_its_own_no_generation_is_known(scene: Scene) -> None:
+    scene.engine.computed((*PROMPT, 1, 2), session_id="")
     scene.cache.store(KEYS)
-    await scene.verify(output_tokens=100)
-    assert scene.flags(KEYS[:KEY_BYTES]) == {"VERIFIED"}
+    await scene.verify(output_tokens=100, session_id="")
     assert await scene.generations() == []
-
-
-async def test_the_journal_forgets_the_oldest(scene: Scene) -> None:
-    journal = scene.journal
-    long = tuple(range(500_000))
-    keys = [journal.stored(ROOT, (n, *long)) for n in range(6)]
-    known = [journal.stored_since(key, 0.0) for key in keys]
-    assert known == [False, False, False, True, True, True]
-    assert not journal.behind(b"", (0,), (0.0, 100.0), 1)
-    assert journal.others_behind(ROOT, keys[-1], 0.0)
+    assert len(scene.cache.located) == 1
