@@ -1,4 +1,4 @@
-"""An agent as people write one, and what engine and cache themselves say of its prompts, asked past the proxy."""
+"""An agent as people write one, and what engine and cache say of its prompts, asked past the proxy."""
 
 import asyncio
 import json
@@ -32,6 +32,7 @@ SECONDS = 45.0
 """Bound of every wait: far above what anything here takes."""
 
 POLL_SECONDS = 0.1
+NUM_POLLS = int(SECONDS / POLL_SECONDS)
 KV_RANK = 1 << 24 | 0 << 16 | 1 << 8 | 0
 """LMCache's packed rank of a single worker: world size, rank, local world size, local rank."""
 
@@ -134,18 +135,17 @@ class Cache:
 
     async def await_tiers(self, keys: Sequence[bytes], tiers: frozenset[Tier], salt: str = "") -> None:
         """Until every key lies in exactly these tiers: the directory lags, and has no news to wait for."""
-        async with asyncio.timeout(SECONDS):
-            while any(found != tiers for found in await self.where(keys, salt)):
-                await asyncio.sleep(POLL_SECONDS)
+        for _ in range(NUM_POLLS):
+            found = await self.where(keys, salt)
+            if all(each == tiers for each in found):
+                return
+            await asyncio.sleep(POLL_SECONDS)
+        raise AssertionError(f"not in exactly {sorted(tiers)}: {found}")
 
     async def forget_engine_cache(self) -> None:
         """Empty the engine's own prefix cache: what hits now lies in LMCache."""
-        async with asyncio.timeout(SECONDS):
-            while True:
-                response = await self._http.post(f"{self.stack.upstream_url}/reset_prefix_cache")
-                if response.is_success:
-                    return
-                await asyncio.sleep(POLL_SECONDS)
+        response = await self._http.post(f"{self.stack.upstream_url}/reset_prefix_cache")
+        response.raise_for_status()
 
     async def direct(self, messages: Sequence[Message], tools: Sequence[Message] = (), **body: Any) -> Any:
         """One chat completion past the proxy."""
@@ -330,6 +330,39 @@ class Agent:
         self.ids = [list((choice.model_extra or {})["token_ids"]) for choice in reply.choices]
         return echoed(reply)
 
+    def fork(self, name: str = "child") -> "Agent":
+        """Another agent with a copy of the list and a context of its own."""
+        child = self.world.agent(name, system=self.messages[0]["content"], tools=self.tools)
+        child.messages = list(self.messages)
+        return child
+
+    @asynccontextmanager
+    async def streaming(
+        self, max_tokens: int, body: Mapping[str, Any] | None = None, **fields: Any
+    ) -> AsyncIterator[None]:
+        """A streamed call whose first token is here; leaving the block reads the rest."""
+        self.asked = list(self.messages)
+        stream = await self.world.client.chat.completions.create(
+            model=self.world.cache.stack.options.model_name,
+            messages=self.messages,  # type: ignore[arg-type]
+            max_tokens=max_tokens,
+            stream=True,
+            extra_headers=lifecycle(ctx=self.ctx, **fields),
+            extra_body={"return_token_ids": True, **PLAIN, **(body or {})},
+        )
+        self.ids = [[]]
+        pieces = stream.__aiter__()
+
+        def heard(piece: Any) -> None:
+            for choice in piece.choices:
+                self.ids[0] += (choice.model_extra or {}).get("token_ids") or []
+
+        while not self.ids[0]:
+            heard(await anext(pieces))
+        yield
+        async for piece in pieces:
+            heard(piece)
+
     async def say(self, text: str, max_tokens: int = 1, **fields: Any) -> Message:
         """A user's turn: the list grows by the question and by the answer."""
         self.messages.append({"role": "user", "content": text})
@@ -409,11 +442,11 @@ def config_for(stack: EngineStack, folder: Path, mode: Mode = Mode.ENFORCE, **ch
 
 @asynccontextmanager
 async def world_of(cache: Cache, config: Config, *, controls: bool = True) -> AsyncIterator[World]:
-    """A proxy that serves, ready to control the cache; with `controls` False it must have found why not to."""
+    """A proxy that serves and may control the cache; with `controls` False it must have found why not."""
     async with serving(config) as up:
         world = World(up, cache)
         try:
-            for _ in range(int(SECONDS / POLL_SECONDS)):
+            for _ in range(NUM_POLLS):
                 if _is_ready(up, controls):
                     break
                 await asyncio.sleep(POLL_SECONDS)
@@ -430,4 +463,4 @@ def _is_ready(up: Serving, controls: bool) -> bool:
         return False
     tested = runtime.self_test.ok or not controls
     mapped = all(m.service is not None or (not controls and m.reason) for m in runtime.models.values())
-    return tested and mapped and runtime.journal.live
+    return tested and mapped and runtime.blocks.live
