@@ -251,7 +251,7 @@ class Agents(RuleBasedStateMachine):
     @rule(data=st.data(), with_tool=st.booleans())
     def go_on(self, data: st.DataObject, with_tool: bool) -> None:
         if self.lists:
-            context = data.draw(st.sampled_from(sorted(self.lists)))
+            context = data.draw(st.sampled_from(list(self.lists)))
             messages = self.lists[context]
             assert self.books.find(messages) == (Relation.CONTINUES, context, len(messages) - 2)
             self._turn(context, messages, with_tool)
@@ -260,7 +260,7 @@ class Agents(RuleBasedStateMachine):
     def edit(self, data: st.DataObject, with_tool: bool) -> None:
         """Replace something behind the head and before the latest answer."""
         if self.lists:
-            context = data.draw(st.sampled_from(sorted(self.lists)))
+            context = data.draw(st.sampled_from(list(self.lists)))
             messages = list(self.lists[context])
             start = data.draw(st.integers(1, len(messages) - 3))
             end = data.draw(st.integers(start + 1, len(messages) - 2))
@@ -274,7 +274,7 @@ class Agents(RuleBasedStateMachine):
     def fork(self, data: st.DataObject, with_tool: bool) -> None:
         """Leave an agent's list behind its first task and before its latest answer."""
         if self.lists:
-            parent = data.draw(st.sampled_from(sorted(self.lists)))
+            parent = data.draw(st.sampled_from(list(self.lists)))
             messages = self.lists[parent]
             upto = data.draw(st.integers(2, len(messages) - 2))
             child = [*messages[:upto], user(fresh("side task"))]
@@ -288,7 +288,7 @@ class Agents(RuleBasedStateMachine):
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         if self.lists:
-            context = data.draw(st.sampled_from(sorted(self.lists)))
+            context = data.draw(st.sampled_from(list(self.lists)))
             self.books.index.forget(TENANT, context)
             del self.lists[context]
 
