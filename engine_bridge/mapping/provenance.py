@@ -240,14 +240,34 @@ def _collect_tags(value: Any, tags: set[int | Mark]) -> None:
             _collect_tags(item, tags)
 
 
+class _TaggedList(list[Any]):
+    """A list whose printed form carries its strings' tag: templates print content lists by accident."""
+
+    def __str__(self) -> str:
+        return _printed(self, list.__repr__(self))
+
+
+class _TaggedDict(dict[str, Any]):
+    """A dict whose printed form carries its strings' tag."""
+
+    def __str__(self) -> str:
+        return _printed(self, dict.__repr__(self))
+
+
+def _printed(value: Any, text: str) -> str:
+    tags: set[int | Mark] = set()
+    _collect_tags(value, tags)
+    return TaggedText(text, [(len(text), tags.pop())]) if len(tags) == 1 else text
+
+
 def tag_value(value: Any, tag: int) -> Any:
     """Deep copy of JSON data whose strings carry `tag`."""
     if type(value) is str:
         return TaggedText(value, [(len(value), tag)] if value else [])
     if type(value) is dict:
-        return {key: tag_value(item, tag) for key, item in value.items()}
+        return _TaggedDict({key: tag_value(item, tag) for key, item in value.items()})
     if type(value) is list:
-        return [tag_value(item, tag) for item in value]
+        return _TaggedList([tag_value(item, tag) for item in value])
     return value
 
 
@@ -266,9 +286,11 @@ def tag_message(message: Message, owner: int | Merged) -> Message:
 
 def _tag_fields(value: Any, tag: int) -> Any:
     if type(value) is dict:
-        return {key: item if key in _COPIED_FIELDS else _tag_fields(item, tag) for key, item in value.items()}
+        return _TaggedDict(
+            {key: item if key in _COPIED_FIELDS else _tag_fields(item, tag) for key, item in value.items()}
+        )
     if type(value) is list:
-        return [_tag_fields(item, tag) for item in value]
+        return _TaggedList([_tag_fields(item, tag) for item in value])
     return tag_value(value, tag)
 
 
