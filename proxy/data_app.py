@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -142,7 +143,8 @@ class DataApp:
             # The lifecycle side may be broken in any way: the answer is the engine's all the same.
             log.exception("a call is not tracked", path=scope["path"])
             salt = self.salt(caller.tenant, _hints(body)[1])
-            self._tracking.note_untracked(None, "tracking failed")
+            with suppress(Exception):
+                self._tracking.note_untracked(None, "tracking failed")
         edit = self._edit(salt, call)
         edited = await edit_request_body(body, edit)
         held = time.perf_counter() - arrived

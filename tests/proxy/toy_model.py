@@ -13,13 +13,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine_bridge.cache_events import BlocksStored, CacheEvent, EventBatch, short_hash
 from engine_bridge.chunk_keys import chunk_keys
-from lifecycle.core.ids import KEY_BYTES, split_keys
+from lifecycle.core.ids import split_keys
 from lifecycle.vocabulary import KV_TRANSFER_PARAMS, MAX_OFFLOAD_TOKENS, Tier
 from tests.lifecycle.fake_cache import FakeCache
 from tests.proxy.scripted_upstream import DONE, Exchange, sse
 
 NAME = "toy"
 CHUNK = 16
+BLOCK = 4
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -51,7 +52,7 @@ def write_model(directory: Path, template: str = TEMPLATE) -> Path:
 class ToyEngine:
     """Answers chat calls with `answer`, and keeps what it computed in `cache` by its own arithmetic.
 
-    `report` is told every store, as the engine's event stream would.
+    `report` is told every new block of the engine's own memory, as its event stream would.
     """
 
     cache: FakeCache
@@ -60,6 +61,7 @@ class ToyEngine:
     bodies: list[bytes] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     hits: list[int] = field(default_factory=list)
+    blocks: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._tokenizer = toy_tokenizer()
@@ -85,27 +87,28 @@ class ToyEngine:
         self.hits.append(hit)
         limit = body.get(KV_TRANSFER_PARAMS, {}).get(MAX_OFFLOAD_TOKENS)
         computed = [*prompt, *generated[:-1]]
-        stored = computed if limit is None else computed[:limit]
-        self._store(stored)
+        self.cache.store(chunk_keys(array("I", computed if limit is None else computed[:limit]), CHUNK))
+        self._tell_blocks(computed, body.get("session_id"))
         return len(prompt), hit
 
-    def _store(self, tokens: list[int]) -> None:
-        run = chunk_keys(array("I", tokens), CHUNK)
+    def _tell_blocks(self, tokens: list[int], session_id: str | None) -> None:
         events: list[CacheEvent] = []
         parent: int | None = None
-        for n, key in enumerate(split_keys(run)):
-            if key not in self.cache.chunks:
+        for n, key in enumerate(split_keys(chunk_keys(array("I", tokens), BLOCK))):
+            block = short_hash(key)
+            if block not in self.blocks:
+                self.blocks.add(block)
                 events.append(
                     BlocksStored(
-                        tier=Tier.L1,
-                        hashes=(short_hash(key),),
+                        tier=Tier.GPU,
+                        hashes=(block,),
                         parent=parent,
-                        token_ids=tuple(tokens[n * CHUNK : (n + 1) * CHUNK]),
-                        block_size=CHUNK,
+                        token_ids=tuple(tokens[n * BLOCK : (n + 1) * BLOCK]),
+                        block_size=BLOCK,
+                        session_id=session_id,
                     )
                 )
-            parent = short_hash(key)
-        self.cache.store(run[: len(run) // KEY_BYTES * KEY_BYTES])
+            parent = block
         if events:
             self.report(EventBatch(incarnation=1, sequence=1, at_ns=1, events=tuple(events)))
 

@@ -143,19 +143,14 @@ async def whole_proxy(
     async with ScriptedUpstream(script or toy.script) as engine:
         config = configured(tmp_path, engine.url, mode, **changes)
         async with serving(config, control or cache) as up:
-            toy.report = up.runtime.journal.take
-            up.runtime.journal.live = True
+            toy.report = up.runtime.blocks.take
+            up.runtime.blocks.live = True
             async with (
                 httpx.AsyncClient(base_url=up.data_url, timeout=SECONDS) as data,
                 httpx.AsyncClient(base_url=up.admin_url, timeout=SECONDS) as admin,
             ):
                 it = Whole(up, engine, toy, cache, data, admin)
                 if ready:
-                    await _mapped(up.runtime)
+                    async with asyncio.timeout(SECONDS):
+                        await up.runtime.prepared.wait()
                 yield it
-
-
-async def _mapped(runtime: Runtime) -> None:
-    async with asyncio.timeout(SECONDS):
-        while any(m.service is None for m in runtime.models.values()):
-            await asyncio.sleep(0.01)
