@@ -1,0 +1,74 @@
+"""The house rules that no linter knows."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.deployment import REPOSITORY
+
+PACKAGES = ("lifecycle", "engine_bridge", "proxy")
+MAX_LINES = 400
+VAGUE = re.compile(r"(^|_)(utils?|helpers?|managers?|common|base|misc)(_|$)")
+
+WITHOUT_A_MIRROR = {
+    "lifecycle/errors.py": "classes without behaviour",
+    "lifecycle/ports.py": "protocols; tests/conformance holds their implementations against them",
+    "lifecycle/vocabulary.py": "names and constants",
+    "proxy/errors.py": "classes without behaviour",
+    "proxy/local.py": "entry point of `make run`; tests/e2e starts its parts",
+}
+
+
+def modules(*packages: str) -> list[Path]:
+    found = (p for package in packages for p in (REPOSITORY / package).rglob("*.py"))
+    return sorted(p.relative_to(REPOSITORY) for p in found)
+
+
+@pytest.mark.parametrize("path", [m for m in modules(*PACKAGES) if m.name != "__init__.py"], ids=str)
+def test_every_module_has_its_test(path):
+    mirror = REPOSITORY / "tests" / path.parent / f"test_{path.name}"
+    assert mirror.exists() or str(path) in WITHOUT_A_MIRROR
+
+
+def test_no_exemption_outlives_its_reason():
+    for name in WITHOUT_A_MIRROR:
+        path = Path(name)
+        assert (REPOSITORY / path).exists()
+        assert not (REPOSITORY / "tests" / path.parent / f"test_{path.name}").exists()
+
+
+def test_no_module_is_too_long():
+    sources = modules(*PACKAGES, "migrations", "bench", "examples")
+    lengths = {str(m): len((REPOSITORY / m).read_text().splitlines()) for m in sources}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_no_module_has_a_name_that_says_nothing():
+    everything = modules(*PACKAGES, "migrations", "bench", "examples", "tests")
+    assert [str(m) for m in everything if any(VAGUE.search(part) for part in (*m.parts[:-1], m.stem))] == []
+
+
+def test_packages_begin_with_a_docstring_and_hold_nothing_else():
+    for path in modules(*PACKAGES, "migrations", "bench"):
+        if path.name == "__init__.py":
+            body = ast.parse((REPOSITORY / path).read_text()).body
+            assert [type(node) for node in body] in ([], [ast.Expr]), path
+
+
+@pytest.mark.parametrize("name", ["base.txt", "engine.txt"])
+def test_constraints_are_names_and_versions_only(name):
+    for line in (REPOSITORY / "constraints" / name).read_text().splitlines():
+        assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+", line), line
+
+
+def test_every_dependency_is_pinned():
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    section = project[project.index("dependencies = [") : project.index("[project.scripts]")]
+    named = set(re.findall(r'^  "([A-Za-z0-9._-]+)', section, re.MULTILINE))
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in (REPOSITORY / "constraints" / "base.txt").read_text().splitlines()
+    }
+    assert {name.lower().replace("_", "-") for name in named} - pinned == set()
