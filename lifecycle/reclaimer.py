@@ -36,6 +36,8 @@ class Reclaimer:
 
     `mode_of(uid)` is the mode of the context that held a dead chunk last. `objection(namespace)` says why
     the cache must not be touched now, whatever the mode (a failed self-test, say); empty if it may.
+    `holds_change(uid)` says that the cache is being told to let go of what the context pinned: until then it
+    would refuse to free that.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Reclaimer:
         ids: IdSource,
         mode_of: Callable[[str], Mode],
         objection: Callable[[Namespace], str],
+        holds_change: Callable[[str], bool] = lambda uid: False,
     ) -> None:
         self._tracker = tracker
         self._cache = cache
         self._ids = ids
         self._mode_of = mode_of
         self._objection = objection
+        self._holds_change = holds_change
         self._wake = asyncio.Event()
         self._began = False
         tracker.listeners.append(self._heard)
@@ -119,6 +123,8 @@ class Reclaimer:
 
     def _belongs(self, may_touch: bool, enforced: bool, owner: str) -> bool:
         """Whether a chunk's last owner puts it into the pass that is enforced, or into the other one."""
+        if self._holds_change(owner):
+            return False
         return (may_touch and self._mode_of(owner) is Mode.ENFORCE) is enforced
 
     async def propose(self, directive: Directive) -> None:

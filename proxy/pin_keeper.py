@@ -45,6 +45,7 @@ class PinKeeper:
         self._models = models
         self._asked: dict[str, ContextState] = {}
         self._changed: dict[str, None] = {}
+        self._current = ""
         self._wake = asyncio.Event()
         tracker.listeners.append(self._heard)
 
@@ -57,6 +58,7 @@ class PinKeeper:
         while True:
             while self._changed:
                 uid = next(iter(self._changed))
+                self._current = uid
                 try:
                     del self._changed[uid]
                     await self._bring_in_line(uid)
@@ -64,8 +66,14 @@ class PinKeeper:
                     log.warning("pins wait for the event log", error=str(error))
                     self._changed[uid] = None
                     await asyncio.sleep(RETRY_SECONDS)
+                self._current = ""
+                self._reclaimer.wake()
             self._wake.clear()
             await self._wake.wait()
+
+    def changing(self, uid: str) -> bool:
+        """Whether what the cache holds for the context is not yet what its pins say."""
+        return uid in self._changed or uid == self._current
 
     async def _bring_in_line(self, uid: str) -> None:
         state = self._tracker.contexts.states.get(uid)

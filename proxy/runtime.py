@@ -93,7 +93,14 @@ class Runtime:
         self.cache = cache or cache_driver(config, self._tokenize if config.models else None)
         self.blocks = CallBlocks()
         self.tracker = Tracker(event_log, self.clock)
-        self.reclaimer = Reclaimer(self.tracker, self.cache, self.ids, self.mode_of, self.objection)
+        self.reclaimer = Reclaimer(
+            self.tracker,
+            self.cache,
+            self.ids,
+            self.mode_of,
+            self.objection,
+            lambda uid: self.pins.changing(uid),
+        )
         self.tasks = tasks
         self.mailboxes = Mailboxes(tasks)
         self.models = {m.name: MappedModel(m.name, reason=_NOT_REACHED) for m in config.models}

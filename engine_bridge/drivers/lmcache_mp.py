@@ -157,7 +157,7 @@ class LmcacheMp:
                     return await self._pin(directive, token_ids())
                 case Unpin():
                     async with self._pin_lock:
-                        released = await self._ledger.release(directive.pin_id)
+                        released = await self._ledger.release(directive.pin_id, directive.keys)
                     return DirectiveResult(
                         outcome=DirectiveOutcome.APPLIED, applied=released, tiers=(Tier.L2,)
                     )

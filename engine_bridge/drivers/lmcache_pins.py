@@ -93,10 +93,13 @@ class PinLedger:
             await self._unpin(known)
         return not same
 
-    async def release(self, pin_id: str) -> int:
-        """Let a pin go; answers its chunks, 0 for an unknown id."""
+    async def release(self, pin_id: str, keys: bytes = b"") -> int:
+        """Let a pin go; answers its chunks, 0 for an unknown id.
+
+        With `keys` only if it still holds that chain: one that moved let the old chain go when it did.
+        """
         pin = self._pins.get(pin_id)
-        if pin is None:
+        if pin is None or (keys and keys != pin.keys):
             return 0
         await self._unpin(pin)
         del self._pins[pin_id]

@@ -34,7 +34,7 @@ from lifecycle.core.observations import (
     SpawnContext,
     UnpinSpan,
 )
-from lifecycle.core.pins import grant_pin, release_pin
+from lifecycle.core.pins import grant_pin, release_held_pin, release_pin
 from lifecycle.core.state import ROOT, ContextState, Source, path
 from lifecycle.core.tree import editable_list
 
@@ -127,7 +127,9 @@ def _span_objection(state: ContextState, span: Span) -> str:
 def _pin(decision: Decision, observation: OperationReceived, operation: PinSpan | UnpinSpan) -> str:
     branch = decision.state.current_branch()
     if branch is None:
-        return "the context has no list yet"
+        if isinstance(operation, UnpinSpan) and decision.state.pins:
+            return release_held_pin(decision, operation.span)
+        return "the context has no list"
     if isinstance(operation, UnpinSpan):
         return release_pin(decision, branch.tip, operation.span)
     return grant_pin(

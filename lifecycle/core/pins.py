@@ -96,6 +96,15 @@ def release_pin(decision: Decision, tip: int, span: SpanName) -> str:
     return ""
 
 
+def release_held_pin(decision: Decision, span: SpanName) -> str:
+    """End the pins of a closed context whose chain the span names: what they hold is its only list."""
+    state = decision.state
+    ended = [pin for pin in state.pins if span_end(state, pin.tip, span) == state.versions[pin.tip]]
+    for pin in ended:
+        decision.emit(PinReleased(at_ns=decision.at_ns, pin_id=pin.pin_id, reason="unpinned"))
+    return "" if ended else "no pin of the closed context ends there"
+
+
 def pin_from_call(decision: Decision, flight: Flight, observation: CallMapping) -> None:
     """Pins and unpins that rode on a call, once its tokens are known. The caller asks once per call."""
     budget = observation.budget_left_bytes

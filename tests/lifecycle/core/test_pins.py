@@ -132,6 +132,15 @@ def test_a_pin_survives_close_and_then_ends_by_its_own_lease() -> None:
     assert story.state.versions == {}
 
 
+def test_unpin_ends_a_closed_contexts_pin_on_exactly_the_span_it_holds() -> None:
+    story = pinned(ttl=100.0)
+    story.close()
+    assert [type(e) for e in story.do(UnpinSpan, span=(0, 1))] == [OperationRejected]
+    assert story.live() == {"s0": PINNED, "s0 u1": PINNED}
+    story.do(UnpinSpan, span=(0, 2))
+    assert story.state.versions == {}
+
+
 # -- following --------------------------------------------------------------------------------------------
 
 
