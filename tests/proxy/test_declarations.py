@@ -1,0 +1,127 @@
+"""What a pin costs, what it grants, and that whoever asks is answered whatever happens."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from lifecycle.core.ids import Namespace
+from lifecycle.core.observations import AppendMessages, Operation, PinSpan, SpawnContext
+from lifecycle.core.state import ContextState
+from lifecycle.store.memory import MemoryEventLog
+from lifecycle.tracker import Tracker
+from lifecycle.vocabulary import OperationStatus, Tier
+from proxy.declarations import Declarations, PinTerms
+from proxy.mailbox import Mailboxes
+from proxy.tasks import owned_tasks
+from tests.lifecycle.core.story import NAMESPACE
+from tests.lifecycle.fake_cache import EVERYTHING, FakeCache
+from tests.lifecycle.lives import Agent, CountedIds, ManualClock, chain_of
+
+WORDS = "s1 u1 a1"
+
+
+class Scene:
+    def __init__(self, mailboxes: Mailboxes) -> None:
+        self.tracker = Tracker(MemoryEventLog(), ManualClock())
+        self.terms = PinTerms(bytes_per_token=10)
+        self.cache = FakeCache()
+        self.namespace: Namespace | None = NAMESPACE
+        self.declarations = Declarations(
+            self.tracker,
+            mailboxes,
+            CountedIds(),
+            lambda: self.terms,
+            lambda: self.cache.capabilities,
+            lambda: self.namespace,
+        )
+
+    async def pin(self, seq: int, span: Any = (0, 3)) -> Any:
+        operation = PinSpan(seq=seq, ctx="a", span=span)
+        (result,) = await self.declarations.submit("t", "s", [operation])
+        return result
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    async with owned_tasks() as tasks:
+        it = Scene(Mailboxes(tasks))
+        agent = Agent(it.tracker, "uid", "a")
+        await agent.open()
+        await agent.call(WORDS)
+        yield it
+
+
+async def test_a_pin_is_granted_within_the_budget_and_refused_with_a_reason() -> None:
+    async with scene() as it:
+        num_tokens = max(v.end for v in it.tracker.contexts.states["uid"].versions.values())
+        it.terms = PinTerms(bytes_per_token=10, budget_bytes=num_tokens * 10 + 100)
+        first = await it.pin(1)
+        assert first.status is OperationStatus.APPLIED
+        held = it.tracker.contexts.pinned_bytes("t")
+        assert 0 < held <= num_tokens * 10
+        assert it.declarations.pin_budget("t") == (10, num_tokens * 10 + 100 - held)
+        assert it.declarations.pin_budget("somebody else") == (10, num_tokens * 10 + 100)
+        refused = await it.pin(2, (0, 2))
+        assert refused.status is OperationStatus.REJECTED
+        assert "budget" in refused.reason
+        assert len(chain_of(WORDS)) > 0
+
+
+async def test_the_same_pin_again_changes_nothing_but_its_lease() -> None:
+    async with scene() as it:
+        await it.pin(1)
+        held = it.tracker.contexts.pinned_bytes("t")
+        again = await it.pin(2)
+        assert again.status is OperationStatus.APPLIED
+        assert it.tracker.contexts.pinned_bytes("t") == held
+        assert len(it.tracker.contexts.states["uid"].pins) == 1
+        assert (await it.pin(2)).status is OperationStatus.DUPLICATE
+
+
+@pytest.mark.parametrize(
+    ("supported", "says"), [(EVERYTHING, "held"), (frozenset({"reclaim"}), "the cache may evict")]
+)
+async def test_a_pin_says_what_each_tier_grants(supported: frozenset[str], says: str) -> None:
+    async with scene() as it:
+        it.cache = FakeCache(supported)
+        granted = (await it.pin(1)).granted
+        assert granted.keys() == {Tier.L1, Tier.L2}
+        assert says in granted[Tier.L2]
+
+
+async def test_without_a_model_nothing_can_be_created() -> None:
+    async with scene() as it:
+        it.namespace = None
+        (result,) = await it.declarations.submit("t", "s", [SpawnContext(seq=1, ctx="new")])
+        assert result.status is OperationStatus.REJECTED
+
+
+async def test_a_child_lives_where_its_parent_lives() -> None:
+    async with scene() as it:
+        it.namespace = Namespace("another")
+        await it.declarations.submit("t", "s", [SpawnContext(seq=1, ctx="child", parent="a")])
+        child = next(s for s in it.tracker.contexts.states.values() if s.key.context_id == "child")
+        assert child.namespace == NAMESPACE
+
+
+async def test_whoever_asks_is_answered_even_by_a_bug() -> None:
+    async with scene() as it:
+
+        def broken(key: object) -> ContextState | None:
+            raise RuntimeError("a bug")
+
+        it.tracker.contexts.latest = broken  # type: ignore[method-assign,assignment]
+        with pytest.raises(RuntimeError):
+            await asyncio.wait_for(it.declarations.submit("t", "s", [AppendMessages(seq=1, ctx="a", n=1)]), 5)
+
+
+async def test_the_order_of_one_source_is_kept_however_many_ask_at_once() -> None:
+    async with scene() as it:
+        operations: list[Operation] = [AppendMessages(seq=n, ctx="a", n=1) for n in range(1, 50)]
+        make: Callable[[Operation], Any] = lambda op: it.declarations.submit("t", "s", [op])  # noqa: E731
+        results = await asyncio.gather(*(make(op) for op in operations))
+        assert {r[0].status for r in results} == {OperationStatus.APPLIED}
+        assert it.tracker.contexts.states["uid"].sources["s"].applied == 49
