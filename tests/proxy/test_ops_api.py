@@ -1,4 +1,4 @@
-"""What agents declare, over the wire: a verdict for each operation, in order, once, and only for one's own."""
+"""What agents declare, over the wire: a verdict for each operation, in order, once, only for one's own."""
 
 import asyncio
 import json

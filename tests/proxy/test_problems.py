@@ -6,7 +6,16 @@ import pytest
 
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.errors import InvalidObservation, LogUnavailable, UnknownContext, VersionConflict
-from proxy.errors import BodyTooLarge, ConnectFailed, Draining, FirstByteTimeout, Forbidden, Unauthenticated
+from proxy.errors import (
+    BodyTooLarge,
+    ConnectFailed,
+    Draining,
+    FirstByteTimeout,
+    Forbidden,
+    MethodRefused,
+    NoSuchPath,
+    Unauthenticated,
+)
 from proxy.problems import openai_error, problem
 
 
@@ -16,6 +25,8 @@ from proxy.problems import openai_error, problem
         (ConnectFailed("x"), 502),
         (FirstByteTimeout("x"), 504),
         (Draining("x"), 503),
+        (NoSuchPath("x"), 404),
+        (MethodRefused("x"), 405),
         (BodyTooLarge("x"), 413),
         (Unauthenticated("x"), 401),
         (Forbidden("x"), 403),

@@ -81,6 +81,13 @@ class Whole:
         results: list[dict[str, Any]] = answer.json()["results"]
         return results
 
+    async def ops_as(self, tenant: str, *ops: Mapping[str, object]) -> None:
+        """Operations under the tenant's key, all of them applied."""
+        headers = {"authorization": f"Bearer secret-{tenant}"}
+        body = {"source": "s", "ops": list(ops)}
+        answer = await self.data.post("/kv/v1/ops", json=body, headers=headers)
+        assert {r["status"] for r in answer.json()["results"]} == {"applied"}, answer.text
+
     def context(self, name: str, tenant: str = "default") -> ContextState:
         state = self.runtime.tracker.contexts.latest(ContextKey(tenant, name))
         assert state is not None, f"no context {name}"

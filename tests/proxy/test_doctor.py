@@ -1,0 +1,63 @@
+"""Each thing in the way is one finding with its fix; nothing is freed."""
+
+from pathlib import Path
+
+from proxy.config import CacheConfig, Config, ModelConfig, UpstreamConfig
+from proxy.doctor import examine
+from tests.lifecycle.fake_cache import FakeCache
+from tests.proxy.scripted_upstream import ScriptedUpstream
+from tests.proxy.toy_model import NAME, ToyEngine, write_model
+
+
+def config(url: str, **changes: object) -> Config:
+    fields: dict[str, object] = {"upstream": UpstreamConfig(url=url), "log_url": "memory:", **changes}
+    return Config(**fields)  # type: ignore[arg-type]
+
+
+async def found(configuration: Config) -> dict[str, tuple[bool, str]]:
+    return {f.subject: (f.ok, f.text) for f in await examine(configuration)}
+
+
+async def test_a_model_that_matches_its_engine_is_in_order(tmp_path: Path) -> None:
+    path = str(write_model(tmp_path / "model"))
+    async with ScriptedUpstream(ToyEngine(FakeCache()).script) as engine:
+        findings = await found(config(engine.url, models=(ModelConfig(path=path),)))
+        assert findings["upstream"] == (True, f"version 0.0.1, serves {NAME}")
+        ok, text = findings[f"model {NAME}"]
+        assert ok
+        assert "fingerprint" in text
+        assert findings["event log"][0]
+        ok, text = findings["level"]
+        assert not ok
+        assert text.startswith("0")
+        assert "cache.driver" in findings["cache"][1]
+
+
+async def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    path = str(write_model(tmp_path / "model"))
+    log = tmp_path / "log.db"
+    log.write_bytes(b"this is no database" * 100)
+    async with ScriptedUpstream(ToyEngine(FakeCache()).script) as engine:
+        models = (ModelConfig(path=path, name="other"), ModelConfig(path=str(tmp_path / "no"), name="gone"))
+        findings = await found(config(engine.url, models=models, log_url=f"sqlite:///{log}"))
+        assert findings["model other"] == (False, f"the engine serves {NAME} only")
+        assert not findings["model gone"][0]
+        assert not findings["event log"][0]
+        assert not (await found(config(engine.url)))["model"][0]
+    for bodies in engine.exchanges:
+        assert bodies.method == "GET"
+
+
+async def test_an_engine_that_is_not_there_is_said_first(tmp_path: Path) -> None:
+    findings = await found(config("http://127.0.0.1:9"))
+    assert not findings["upstream"][0]
+    assert "upstream.url" in findings["upstream"][1]
+
+
+async def test_a_cache_that_is_not_there_is_said(tmp_path: Path) -> None:
+    cache = CacheConfig(driver="lmcache_mp", coordinator_url="http://127.0.0.1:9")
+    async with ScriptedUpstream(ToyEngine(FakeCache()).script) as engine:
+        findings = await found(config(engine.url, cache=cache))
+    assert not findings["cache"][0]
+    assert not findings["KV events"][0]
+    assert "events_endpoint" in findings["KV events"][1]
