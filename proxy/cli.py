@@ -10,12 +10,11 @@ from typing import Annotated, Any, NoReturn
 import httpx
 import structlog
 import typer
+import uvloop
 from rich.console import Console
 
 from lifecycle.vocabulary import Mode
-from proxy.app import serve_until_signalled
 from proxy.config import ADMIN_KEY_VARIABLE, Config, InvalidConfig, json_schema, load_config
-from proxy.doctor import examine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console()
@@ -45,6 +44,9 @@ def serve(
     holdout: Annotated[float | None, typer.Option(help="Share of contexts that stay in observe.")] = None,
 ) -> None:
     """Forward calls, follow their lifecycle, and in enforce free what is dead."""
+    # Not above: it takes seconds to import, and the emergency switch must not wait for them.
+    from proxy.app import serve_until_signalled
+
     overrides = {
         "upstream.url": upstream,
         "models": [{"path": model_path}] if model_path else None,
@@ -59,7 +61,7 @@ def serve(
     configure_logging()
     settings = _load(config, overrides)
     try:
-        asyncio.run(serve_until_signalled(settings))
+        uvloop.run(serve_until_signalled(settings))
     except InvalidConfig as error:
         _fail(str(error))
 
@@ -73,6 +75,8 @@ def doctor(
     events: Annotated[str | None, typer.Option(help="ZMQ endpoint of the engine's KV events.")] = None,
 ) -> None:
     """Say which level you have, what stands in the way, and how to mend it. Frees nothing."""
+    from proxy.doctor import examine
+
     overrides = {
         "upstream.url": upstream,
         "models": [{"path": model_path}] if model_path else None,

@@ -4,6 +4,7 @@ import asyncio
 import signal
 from pathlib import Path
 
+import uvloop
 from rich.console import Console
 
 from engine_bridge.stack.engine_stack import EngineStack, StackOptions
@@ -56,7 +57,7 @@ def main() -> None:
     """Entry point of `python -m proxy.local`."""
     RUN_DIR.mkdir(exist_ok=True)
     configure_logging()
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+
+# Only tokenizers are used here: no advice to install a framework, in this process or its workers.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import transformers
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
