@@ -17,7 +17,6 @@ WITHOUT_A_MIRROR = {
     "lifecycle/ports.py": "protocols; tests/conformance holds their implementations against them",
     "lifecycle/vocabulary.py": "names and constants",
     "proxy/errors.py": "classes without behaviour",
-    "proxy/local.py": "entry point of `make run`; tests/e2e starts its parts",
 }
 
 
