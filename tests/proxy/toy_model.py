@@ -1,6 +1,7 @@
 """A model directory and an engine that reads it, as test tools: one token a byte, and a cache that stores
 what the engine computes."""
 
+import asyncio
 import json
 from array import array
 from collections.abc import Callable
@@ -52,12 +53,14 @@ def write_model(directory: Path, template: str = TEMPLATE) -> Path:
 class ToyEngine:
     """Answers chat calls with `answer`, and keeps what it computed in `cache` by its own arithmetic.
 
+    A stream that `holds` stops behind its first piece, until the client hangs up.
     `report` is told every new block of the engine's own memory, as its event stream would.
     """
 
     cache: FakeCache
     report: Callable[[EventBatch], None] = lambda batch: None
     answer: Callable[[dict[str, Any]], str] = lambda body: "ok"
+    holds: Callable[[dict[str, Any]], bool] = lambda body: False
     bodies: list[bytes] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     hits: list[int] = field(default_factory=list)
@@ -144,6 +147,8 @@ class ToyEngine:
             for piece in (text[:1], text[1:]):
                 choice = {"index": 0, "delta": {"role": "assistant", "content": piece}}
                 await exchange.chunk(sse({**base, "choices": [choice]}))
+                if self.holds(body):
+                    await asyncio.Event().wait()
             last = {"index": 0, "delta": {}, "finish_reason": "stop"}
             await exchange.chunk(sse({**base, "choices": [last]}))
             await exchange.chunk(sse({**base, "choices": [], "usage": usage}) + DONE)
