@@ -69,9 +69,14 @@ class ComputedCall(msgspec.Struct, frozen=True, kw_only=True):
         """Keys whose store was the call's if they lie in the cache now: absent before, or computed by it.
 
         The engine's `cached_tokens` were found, in its own cache or in ours; everything behind was computed.
+        A chunk found in part only (the engine's own blocks are smaller) was not there whole. But the engine
+        computes the last token of a prompt in any case, so of a chunk that ends there it proves nothing.
         """
         keys = split_keys(self.stored_keys)
-        computed_from = -(-self.cached_tokens // self.chunk_size) if self.cached_tokens >= 0 else len(keys)
+        size = self.chunk_size
+        computed_from = self.cached_tokens // size if self.cached_tokens >= 0 else len(keys)
+        if (computed_from + 1) * size == self.num_tokens and self.cached_tokens % size:
+            computed_from += 1
         return {key for at, key in enumerate(keys) if at >= computed_from or key in self.absent}
 
 

@@ -60,6 +60,9 @@ SETTLE_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 3.0
 """Pause between attempts to reach the engine and to pass the self-test: both may start after us."""
 
+MAX_ASK_AGAIN_SECONDS = 60.0
+"""Longest pause: each self-test that fails makes the next one rarer, for it costs the engine two calls."""
+
 
 class Runtime:
     """The parts, and the loops that keep them going. Built by `open_runtime`."""
@@ -178,12 +181,14 @@ class Runtime:
 
     async def reach_engine(self) -> None:
         """Ask engine and cache until both told what we must know, then prove it; again while it fails."""
+        pause = ASK_AGAIN_SECONDS
         while True:
             with suppress(EngineUnreached):
                 await self._prepare()
                 if self.self_test.ok or not self.cache.capabilities.level:
                     return
-            await asyncio.sleep(ASK_AGAIN_SECONDS)
+                pause = min(2 * pause, MAX_ASK_AGAIN_SECONDS)
+            await asyncio.sleep(pause)
 
     async def _prepare(self) -> None:
         key = os.environ.get(self.config.upstream.api_key_env, "")

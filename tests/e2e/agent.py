@@ -166,12 +166,12 @@ class Cache:
             for name in ("lmcache", "coordinator")
             for line in self.stack.log(name).read_text(errors="replace").splitlines()
         ]
-        kinds = ('"DELETE /cache/', '"POST /cache/', '"PUT /')
+        kinds = ('"DELETE /cache/', '"POST /cache/', '"PUT /quota')
         return {kind: sum(kind in line for line in lines) for kind in kinds}
 
 
 class World:
-    """One proxy before the stack, and everything heard of it."""
+    """One proxy before the stack, everything heard of it, and the bodies that its agents `sent`."""
 
     def __init__(self, up: Serving, cache: Cache) -> None:
         self.up = up
@@ -179,16 +179,22 @@ class World:
         self.cache = cache
         self.heard: list[RecordedEvent] = []
         self.http = httpx.AsyncClient(timeout=120.0, trust_env=False)
+        self.sent: list[bytes] = []
         self.client = openai.AsyncOpenAI(
             base_url=f"{up.data_url}/v1",
             api_key="any",
             max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+            http_client=openai.DefaultAsyncHttpxClient(
+                trust_env=False, event_hooks={"request": [self._note_sent]}
+            ),
         )
         self._changed = asyncio.Event()
         self._ids = count(1)
         self._name = secrets.token_hex(4)
         self.runtime.tracker.listeners.append(self._hear)
+
+    async def _note_sent(self, request: httpx.Request) -> None:
+        self.sent.append(request.content)
 
     def _hear(self, batch: Sequence[RecordedEvent]) -> None:
         self.heard += batch
@@ -459,8 +465,5 @@ async def world_of(cache: Cache, config: Config, *, controls: bool = True) -> As
 
 def _is_ready(up: Serving, controls: bool) -> bool:
     runtime = up.runtime
-    if not runtime.self_test.chunk_size and not runtime.self_test.ok:
-        return False
-    tested = runtime.self_test.ok or not controls
-    mapped = all(m.service is not None or (not controls and m.reason) for m in runtime.models.values())
-    return tested and mapped and runtime.blocks.live
+    tested = runtime.self_test.ok or (not controls and bool(runtime.self_test.chunk_size))
+    return tested and all(model.service is not None for model in runtime.models.values())

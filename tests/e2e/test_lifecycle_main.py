@@ -10,15 +10,17 @@ NUM_TURNS = 12
 TOP = {"logprobs": True, "top_logprobs": 20, "temperature": 0, "max_tokens": 1}
 
 
-async def long_run(world: World, num_turns: int = NUM_TURNS) -> tuple[Agent, set[bytes]]:
-    """An agent that used its tool in every turn, and every key its calls stored."""
+async def long_run(world: World, num_turns: int = NUM_TURNS) -> tuple[Agent, set[bytes], set[bytes]]:
+    """An agent that used a tool in every turn; the keys of its prompts, and those of what it generated."""
     agent = world.agent("coder", tools=[tool("look"), tool("change")])
     agent.messages.append({"role": "user", "content": prose(60)})
+    prompts: set[bytes] = set()
     stored: set[bytes] = set()
     for turn in range(num_turns):
         await agent.use_tool("look" if turn % 2 else "change", prose(30))
+        prompts.update(await agent.keys())
         stored.update(await agent.stored_keys())
-    return agent, stored
+    return agent, prompts, stored - prompts
 
 
 def top_logprobs(reply: Any) -> dict[str, float]:
@@ -38,7 +40,8 @@ def distance(one: dict[str, float], other: dict[str, float]) -> float:
 
 async def test_a_compaction_frees_exactly_the_old_list(world: World) -> None:
     cache = world.cache
-    agent, stored = await long_run(world)
+    agent, prompts, generated = await long_run(world)
+    stored = prompts | generated
     whole = await agent.keys()
     await world.until_confirmed(whole)
     await cache.await_tiers(whole, BOTH)

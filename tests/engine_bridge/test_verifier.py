@@ -132,11 +132,23 @@ async def test_what_the_engine_computed_and_the_cache_shows_is_ours(scene: Scene
 
 async def test_what_the_engine_found_cached_is_verified_but_not_ours(scene: Scene) -> None:
     scene.cache.store(KEYS)
-    await scene.verify(cached_tokens=SIZE + 1)
+    await scene.verify(cached_tokens=2 * SIZE)
     first, second, last = split_keys(KEYS)
     assert scene.flags(first) == scene.flags(second) == {"VERIFIED"}
     assert scene.flags(last) == {"VERIFIED", "OURS"}
     assert not scene.agent.state.unmapped
+
+
+async def test_a_chunk_found_in_part_was_not_there_whole(scene: Scene) -> None:
+    scene.cache.store(KEYS)
+    await scene.verify(cached_tokens=SIZE + 1)
+    assert [sorted(scene.flags(k)) for k in split_keys(KEYS)] == [["VERIFIED"], *[["OURS", "VERIFIED"]] * 2]
+
+
+async def test_a_last_token_computed_again_makes_no_chunk_ours(scene: Scene) -> None:
+    scene.cache.store(KEYS)
+    await scene.verify(cached_tokens=3 * SIZE - 1, num_tokens=3 * SIZE, token_ids=PROMPT[: 3 * SIZE])
+    assert all(scene.flags(k) == {"VERIFIED"} for k in split_keys(KEYS))
 
 
 async def test_what_was_absent_before_the_call_is_ours_whatever_the_engine_counted(scene: Scene) -> None:
