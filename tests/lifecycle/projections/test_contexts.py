@@ -1,0 +1,112 @@
+"""What is true, read from the log: names, pins and directives; and what may be forgotten."""
+
+import msgspec
+import pytest
+
+from lifecycle.core.directives import DirectiveResult, Reclaim
+from lifecycle.core.events import (
+    ContextClosed,
+    ContextCreated,
+    DirectiveProposed,
+    DirectiveSettled,
+    Event,
+    RecordedEvent,
+)
+from lifecycle.core.ids import ContextKey, Namespace
+from lifecycle.core.observations import OperationReceived, PinsDropped, PinSpan
+from lifecycle.errors import CorruptLog
+from lifecycle.projections.contexts import NUM_CLOSED_KEPT, Contexts
+from lifecycle.store.memory import MemoryEventLog
+from lifecycle.tracker import Tracker
+from lifecycle.vocabulary import DirectiveOutcome, IdentityRung
+from tests.lifecycle.core.story import BYTES_PER_TOKEN, NAMESPACE
+from tests.lifecycle.lives import Agent, ManualClock
+
+KEY = ContextKey("t", "name")
+OTHER = Namespace("other model")
+
+
+@pytest.fixture
+async def tracker() -> Tracker:
+    made = Tracker(MemoryEventLog(), ManualClock())
+    await made.start()
+    return made
+
+
+async def test_a_name_is_found_in_its_namespace_and_the_latest_in_any(tracker: Tracker) -> None:
+    contexts = tracker.contexts
+    assert contexts.find(KEY, NAMESPACE) is None
+    assert contexts.latest(KEY) is None
+    here, there = Agent(tracker, "here", "name"), Agent(tracker, "there", "name", OTHER)
+    await here.open()
+    await there.open()
+    assert contexts.find(KEY, NAMESPACE) is here.state
+    assert contexts.find(KEY, OTHER) is there.state
+    assert contexts.find(ContextKey("somebody else", "name"), NAMESPACE) is None
+    assert isinstance(tracker.clock, ManualClock)
+    tracker.clock.advance(1)
+    await here.call("u1")
+    assert contexts.latest(KEY) is here.state
+    tracker.clock.advance(1)
+    await there.call("u1")
+    assert contexts.latest(KEY) is there.state
+    assert {s.uid for s in contexts.of_tenant("t")} == {"here", "there"}
+    assert list(contexts.of_tenant("nobody")) == []
+
+
+async def test_pinned_bytes_are_what_the_pins_hold(tracker: Tracker) -> None:
+    agents = [Agent(tracker, f"u{n}") for n in range(3)]
+    for n, agent in enumerate(agents):
+        await agent.open()
+        await agent.call("s1 u1 a1")
+        pin = PinSpan(seq=1, ctx=agent.name, span=(0, n + 1))
+        await tracker.observe(
+            agent.uid,
+            OperationReceived(at_ns=agent.now, source="s", operation=pin, bytes_per_token=BYTES_PER_TOKEN),
+        )
+        held = sum(p.size_bytes for a in agents[: n + 1] for p in a.state.pins)
+        assert tracker.contexts.pinned_bytes("t") == held > 0
+    for agent in agents:
+        await tracker.observe(agent.uid, PinsDropped(at_ns=agent.now, reason="r"))
+    assert tracker.contexts.pinned_bytes("t") == 0
+
+
+async def test_a_directive_is_followed_from_proposal_to_outcome(tracker: Tracker) -> None:
+    directive = Reclaim(directive_id="d", namespace=NAMESPACE, reason="r", keys=bytes(32))
+    await tracker.record(NAMESPACE, [DirectiveProposed(at_ns=1, directive=directive, as_of=0)])
+    record = tracker.contexts.directives["d"]
+    assert (record.directive, record.result, record.proposed_ns) == (directive, None, 1)
+    result = DirectiveResult(outcome=DirectiveOutcome.APPLIED)
+    settled = DirectiveSettled(at_ns=2, directive_id="d", namespace=NAMESPACE, result=result)
+    await tracker.record(NAMESPACE, [settled])
+    record = tracker.contexts.directives["d"]
+    assert (record.result, record.settled_ns) == (result, 2)
+
+
+async def test_a_stream_that_does_not_begin_with_its_creation_is_corrupt(tracker: Tracker) -> None:
+    agent = Agent(tracker, "a")
+    await agent.open()
+    (arrived,) = await agent.arrive("u1")
+    with pytest.raises(CorruptLog):
+        Contexts().apply(RecordedEvent(arrived.stream, 1, 1, arrived.event))
+
+
+def test_closed_contexts_are_forgotten_oldest_first_and_never_open_ones() -> None:
+    contexts = Contexts()
+    created = ContextCreated(
+        at_ns=1, uid="", tenant="t", context_id="", namespace=NAMESPACE, rung=IdentityRung.EXPLICIT
+    )
+    closed = ContextClosed(at_ns=1, reason="r")
+    position = 0
+    for n in range(NUM_CLOSED_KEPT + 5):
+        name = f"{n:06}"
+        opened = msgspec.structs.replace(created, uid=name, context_id=name)
+        events: list[Event] = [opened] if n == 0 else [opened, closed]
+        for version, event in enumerate(events, start=1):
+            position += 1
+            contexts.apply(RecordedEvent(f"ctx/{name}", version, position, event))
+    assert "000000" in contexts.states
+    assert [n for n in range(1, 10) if f"{n:06}" in contexts.states] == list(range(5, 10))
+    assert len(contexts.states) == NUM_CLOSED_KEPT + 1
+    assert len(contexts.stream_versions) == len(contexts.states)
+    assert contexts.find(ContextKey("t", "000001"), NAMESPACE) is None

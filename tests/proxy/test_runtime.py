@@ -1,0 +1,138 @@
+"""What lives as long as the proxy: what stands in its way, what survives a restart, and how it ends."""
+
+import asyncio
+import multiprocessing
+from pathlib import Path
+
+from lifecycle.core.ids import Namespace
+from lifecycle.ports import SelfTest
+from lifecycle.vocabulary import DirectiveOutcome, Mode
+from proxy.config import CacheConfig
+from proxy.runtime import open_runtime
+from tests.lifecycle.fake_cache import FakeCache
+from tests.lifecycle.lives import books, replayed
+from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream
+from tests.proxy.toy_model import CHUNK, NAME
+from tests.proxy.whole_proxy import Whole, assistant, configured, lifecycle, system, user, whole_proxy
+
+LIST = [system("you are a toy"), user("something that is long enough to fill some chunks")]
+
+
+async def stored(it: Whole, name: str = "a") -> None:
+    index = it.runtime.tracker.contexts.index
+    run = b"".join(it.toy.keys(LIST))
+    await it.until(lambda: index.verified_chunks(it.context(name).namespace, run) * 32 == len(run))
+
+
+async def test_after_a_restart_contexts_go_on_and_the_dead_are_freed(tmp_path: Path) -> None:
+    log_url = f"sqlite:///{tmp_path / 'log.db'}"
+    cache = FakeCache(chunk_size=CHUNK)
+    async with whole_proxy(tmp_path, cache=cache, log_url=log_url) as it:
+        await it.chat(LIST, lifecycle(ctx="a", call="1"))
+        await stored(it)
+        cache.gate.clear()
+        await it.ops({"op": "remove", "seq": 1, "ctx": "a", "span": [1, 2]})
+        await asyncio.wait_for(cache.reached.wait(), 10)
+        uid, before = it.context("a").uid, books(it.runtime.tracker.contexts)
+    cache.gate.set()
+    async with whole_proxy(tmp_path, cache=cache, log_url=log_url, ready=False) as it:
+        contexts = it.runtime.tracker.contexts
+        assert books(await replayed(it.runtime.event_log)) == before or contexts.position
+        assert it.context("a").uid == uid
+        await it.until(lambda: any(r.result is not None for r in contexts.directives.values()))
+        assert {r.result.outcome for r in contexts.directives.values() if r.result} == {
+            DirectiveOutcome.EXPIRED
+        }
+        await asyncio.wait_for(it.runtime.prepared.wait(), 10)
+        await it.chat([LIST[0], user("new")], lifecycle(ctx="a", call="2"))
+        assert set(it.context("a").attempts) == {"1", "2"}
+        answer = await it.chat([*LIST, assistant("x")])
+        assert answer.status_code == 200
+        assert books(contexts) == books(await replayed(it.runtime.event_log))
+
+
+async def test_digests_of_messages_are_the_same_after_a_restart(tmp_path: Path) -> None:
+    log_url = f"sqlite:///{tmp_path / 'log.db'}"
+    shapes = []
+    for _ in range(2):
+        async with whole_proxy(tmp_path, log_url=log_url, ready=False) as it:
+            shapes.append(it.runtime.hasher.shape(user("hi")))
+    assert shapes[0] == shapes[1]
+    async with whole_proxy(tmp_path, log_url="memory:", ready=False) as it:
+        assert it.runtime.hasher.shape(user("hi")) != shapes[0]
+
+
+async def test_nothing_is_planned_before_the_self_test_has_run(tmp_path: Path) -> None:
+    told = asyncio.Event()
+
+    class Slow(FakeCache):
+        async def self_test(self) -> SelfTest:
+            await told.wait()
+            return self.tested
+
+    cache = Slow(chunk_size=CHUNK)
+    async with whole_proxy(tmp_path, cache=cache, ready=False) as it:
+        assert not it.runtime.self_test.ok
+        await it.chat(LIST, lifecycle(ctx="a"))
+        await it.ops({"op": "close", "seq": 1, "ctx": "a"})
+        assert not it.runtime.tracker.contexts.directives
+        told.set()
+        await asyncio.wait_for(it.runtime.prepared.wait(), 10)
+        assert it.runtime.self_test.ok
+
+
+async def test_a_failed_self_test_means_observe_with_its_reason(tmp_path: Path) -> None:
+    cache = FakeCache(chunk_size=CHUNK)
+    cache.tested = SelfTest(ok=False, problems=("the chunk size is another one",), chunk_size=CHUNK)
+    async with whole_proxy(tmp_path, cache=cache) as it:
+        assert "the chunk size is another one" in it.runtime.problems
+        await it.chat(LIST, lifecycle(ctx="a"))
+        await stored(it)
+        await it.ops({"op": "close", "seq": 1, "ctx": "a"})
+        records = it.runtime.tracker.contexts.directives
+        await it.until(lambda: bool(records) and all(r.result for r in records.values()))
+        results = [r.result for r in records.values() if r.result]
+        assert {(r.outcome, r.reason) for r in results} == {
+            (DirectiveOutcome.SUPPRESSED, "the chunk size is another one")
+        }
+        assert cache.asked == []
+
+
+async def test_another_template_than_the_one_that_was_proven_is_an_objection(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        model = it.runtime.models[NAME]
+        assert not it.runtime.objection(Namespace(NAME, "", model.fingerprint))
+        assert "another one" in it.runtime.objection(Namespace(NAME, "", "old"))
+        assert it.runtime.objection(Namespace("nobody", "", ""))
+
+
+async def test_an_engine_that_starts_later_is_found(tmp_path: Path) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.respond(503, b"starting")
+
+    async with whole_proxy(tmp_path, script=script, ready=False) as it:
+        answer = await it.chat(LIST, lifecycle(ctx="a"))
+        assert answer.status_code == 503
+        assert any("not been reached" in p for p in it.runtime.problems)
+        it.engine.script = it.toy.script
+        await asyncio.wait_for(it.runtime.prepared.wait(), 20)
+        await it.chat(LIST, lifecycle(ctx="a"))
+        assert it.context("a").namespace.fingerprint == it.runtime.models[NAME].fingerprint
+
+
+async def test_without_a_cache_everything_is_followed_and_nothing_controlled(tmp_path: Path) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.respond_json({"data": [{"id": NAME}], "version": "1"})
+
+    async with ScriptedUpstream(script) as engine:
+        config = configured(tmp_path, engine.url, Mode.ENFORCE, cache=CacheConfig())
+        async with open_runtime(config) as runtime:
+            async with asyncio.timeout(20):
+                await runtime.prepared.wait()
+            assert runtime.cache.capabilities.level == 0
+            assert not runtime.self_test.ok
+            assert runtime.models[NAME].service is not None
+            assert multiprocessing.active_children()
+        assert not multiprocessing.active_children()
