@@ -1,8 +1,9 @@
 """Latency that the proxy adds to a chat call on loopback: direct, bypass, observe, enforce, in turns.
 
-`python -m bench.added_latency [--calls 400] [--repeats 5]`. One keep-alive connection, a 1 KB request, a
-fixed answer from an engine of a few lines in a process of its own. The proxy runs in another process with
-the lifecycle on: tracking, the SQLite log, and mapping with the model of `.engine/model` if it is there.
+`python -m bench.added_latency [--calls 240] [--repeats 5] [--gap-ms 20]`. One keep-alive connection, agents
+of 12 turns (bodies of 1 to 4 KB, a named context each), a pause between calls as an engine's own time would
+be, a fixed answer from an engine of a few lines in a process of its own. The proxy runs in another process
+with the lifecycle on: tracking, the SQLite log, and mapping with `.engine/model` if it is there.
 """
 
 import argparse
@@ -35,6 +36,7 @@ ANSWER = {
     "usage": {"prompt_tokens": 200, "completion_tokens": 1, "total_tokens": 201},
 }
 MODELS = {"data": [{"id": "bench"}]}
+TURNS = 12
 MAX_SECONDS = 240
 
 
@@ -86,22 +88,36 @@ def _proxy(ready: Connection, engine_port: int, mode: str, directory: str) -> No
 
 
 class Client:
-    """One keep-alive connection that sends the same bytes again and again."""
+    """One keep-alive connection, agents of 12 turns one after the other."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, gap_seconds: float) -> None:
+        self._gap_seconds = gap_seconds
+        self._num_calls = 0
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=20)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        messages = [{"role": "system", "content": "rule " * 100}, {"role": "user", "content": "go " * 100}]
+
+    def _request(self) -> bytes:
+        agent, turn = divmod(self._num_calls, TURNS)
+        self._num_calls += 1
+        messages = [
+            {"role": "system", "content": "rule " * 100},
+            {"role": "user", "content": f"task {agent} " + "go " * 100},
+        ]
+        for number in range(turn):
+            messages.append({"role": "assistant", "content": "done"})
+            messages.append({"role": "user", "content": f"next {number} " + "on " * 50})
         body = json.dumps({"model": "bench", "messages": messages}).encode()
-        self._request = (
+        return (
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%s" % (len(body), body)
+            b"x-kv-session-id: agent-%d\r\ncontent-length: %d\r\n\r\n%s" % (agent, len(body), body)
         )
 
     def call(self) -> float:
         """Seconds from the first request byte to the last answer byte."""
+        time.sleep(self._gap_seconds)
+        request = self._request()
         began = time.perf_counter()
-        self._socket.sendall(self._request)
+        self._socket.sendall(request)
         answer = b""
         while b"\r\n\r\n" not in answer:
             answer += self._socket.recv(65536)
@@ -136,18 +152,20 @@ def main() -> None:
     """Print the table."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("stopped"))
     parser = argparse.ArgumentParser()
-    parser.add_argument("--calls", type=int, default=400)
+    parser.add_argument("--calls", type=int, default=240)
+    parser.add_argument("--gap-ms", type=float, default=20.0)
     parser.add_argument("--repeats", type=int, default=5)
     wanted = parser.parse_args()
     deadline = time.monotonic() + MAX_SECONDS
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         engine = stack.enter_context(_process(_engine))
-        clients = {"direct": Client(engine)}
+        gap = wanted.gap_ms / 1e3
+        clients = {"direct": Client(engine, gap)}
         for mode in ("bypass", "observe", "enforce"):
-            clients[mode] = Client(stack.enter_context(_process(_proxy, engine, mode, directory)))
+            clients[mode] = Client(stack.enter_context(_process(_proxy, engine, mode, directory)), gap)
         for client in clients.values():
-            for _ in range(50):
+            for _ in range(2 * TURNS):
                 client.call()
         p50: dict[str, list[float]] = {name: [] for name in clients}
         p99: dict[str, list[float]] = {name: [] for name in clients}
@@ -158,7 +176,7 @@ def main() -> None:
                 times = sorted(client.call() * 1e3 for _ in range(wanted.calls))
                 p50[name].append(times[len(times) // 2])
                 p99[name].append(times[int(len(times) * 0.99)])
-    print(f"{wanted.calls} calls x {wanted.repeats}, one connection, 1 KB; ms: median (min-max) of repeats")
+    print(f"{wanted.calls} calls x {wanted.repeats}, one connection, 1-4 KB; ms: median (min-max) of repeats")
     print("| path | p50 | p99 | added p50 | added p99 |")
     print("|---|---|---|---|---|")
     for name in clients:

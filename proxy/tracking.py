@@ -48,6 +48,9 @@ log = structlog.get_logger(__name__)
 
 TOOL_FINISH = "tool_calls"
 
+ARRIVAL_LAG_SECONDS = 0.001
+"""How long the books of a call wait for its body to leave first: they share one processor with it."""
+
 
 class Tracking:
     """Follows calls. Built inside the lifespan: its work runs in `tasks`."""
@@ -133,7 +136,7 @@ class Tracking:
                     self._post_arrival(call)
                     await call.planned.wait()
         if not call.posted:
-            self._post_arrival(call)
+            asyncio.get_running_loop().call_later(ARRIVAL_LAG_SECONDS, self._post_arrival, call)
         call.sent = True
         return call
 
@@ -279,6 +282,8 @@ class Tracking:
         )
 
     def _first_token(self, call: TrackedCall) -> None:
+        self._post_arrival(call)
+
         async def record() -> None:
             if call.uid:
                 await self.tracker.observe(
@@ -292,6 +297,7 @@ class Tracking:
 
     def _end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
         request = call.request
+        self._post_arrival(call)
         if not call.answered.done():
             call.answered.set_result(facts)
         completed = end is CallEnd.COMPLETED
@@ -355,6 +361,8 @@ class Tracking:
 
     def _post_arrival(self, call: TrackedCall) -> None:
         """Behind what happened to the parent: a fork takes over the list of its last answered call."""
+        if call.posted:
+            return
         call.posted = True
         self._post(call, lambda: self._arrive(call), behind=call.request.identity.parent)
 
