@@ -344,9 +344,12 @@ class Agent:
 
     @asynccontextmanager
     async def streaming(
-        self, max_tokens: int, body: Mapping[str, Any] | None = None, **fields: Any
+        self, max_tokens: int, body: Mapping[str, Any] | None = None, hang_up_at: int = 1, **fields: Any
     ) -> AsyncIterator[None]:
-        """A streamed call whose first token is here; leaving the block reads the rest."""
+        """A streamed call whose first `hang_up_at` tokens are here.
+
+        Leaving the block reads the rest; if 1 was not enough, it hangs up instead.
+        """
         self.asked = list(self.messages)
         stream = await self.world.client.chat.completions.create(
             model=self.world.cache.stack.options.model_name,
@@ -363,9 +366,12 @@ class Agent:
             for choice in piece.choices:
                 self.ids[0] += (choice.model_extra or {}).get("token_ids") or []
 
-        while not self.ids[0]:
+        while len(self.ids[0]) < hang_up_at:
             heard(await anext(pieces))
         yield
+        if hang_up_at > 1:
+            await stream.close()
+            return
         async for piece in pieces:
             heard(piece)
 

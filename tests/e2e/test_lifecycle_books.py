@@ -94,6 +94,24 @@ async def test_retries_and_disorder_leave_the_books_true(world: World) -> None:
     assert_books_equal_a_recount(world)
 
 
+async def test_what_a_call_generated_before_it_hung_up_is_freed(world: World) -> None:
+    cache = world.cache
+    agent = world.agent("impatient")
+    agent.messages.append({"role": "user", "content": prose(40)})
+    async with agent.streaming(20_000, {"ignore_eos": True}, hang_up_at=300):
+        pass
+    prompt, stored = await agent.keys(), await agent.stored_keys()
+    generated = stored[len(prompt) :]
+    assert len(generated) >= 4
+    [ended] = await world.until(lambda: world.events(CallEnded))
+    assert ended.end is CallEnd.ABORTED
+    await world.until_confirmed(prompt)
+    await world.until_gone(generated)
+    await cache.await_tiers(generated, NOWHERE)
+    assert await cache.where(prompt) == [BOTH] * len(prompt)
+    assert_books_equal_a_recount(world)
+
+
 async def test_a_liar_pays_for_its_lie_and_nobody_else_does(world: World) -> None:
     cache = world.cache
     system = prose(70)

@@ -54,8 +54,10 @@ async def test_a_compaction_frees_exactly_the_old_list(world: World) -> None:
     assert set(head) <= kept
     dead = sorted(stored - kept)
     assert len(dead) >= 15
+    writes = cache.control_writes()
     await agent.ops({"op": "replace", "span": [1, len(agent.messages)], "n": 1})
     await world.until_gone(dead)
+    assert cache.control_writes() != writes, "the servers' logs would show a delete"
     assert await cache.where(dead) == [NOWHERE] * len(dead)
     assert await cache.where(sorted(kept)) == [BOTH] * len(kept)
 
