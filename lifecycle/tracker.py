@@ -28,6 +28,10 @@ log = structlog.get_logger(__name__)
 NUM_CONFLICTS_BORNE = 16
 """Lost appends in a row after which a writer gives up: somebody else owns the stream."""
 
+NUM_TURNS_BORNE = 8
+"""Turns of the event loop for which a batch waits for an earlier one of ours that landed with it: a log may
+tell its callers in another order. After that the missing one is read from the log."""
+
 UNTRACKED_INTERVAL_NS = 60 * 10**9
 
 MAX_WAITING = 10_000
@@ -45,6 +49,7 @@ class Tracker:
         # Weak: a lock lives as long as somebody holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._apply_lock = asyncio.Lock()
+        self._landed: dict[int, Sequence[RecordedEvent]] = {}
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
 
@@ -171,17 +176,27 @@ class Tracker:
     async def _append_once(self, stream: str, events: Sequence[Event]) -> Sequence[RecordedEvent]:
         """Append, then apply in the order of positions: a later batch waits for the earlier one."""
         recorded = await self._log.append(stream, events, self.contexts.version_of(stream))
-        if recorded and recorded[0].position == self.contexts.position + 1:
-            self._apply(recorded)
-        elif recorded and recorded[0].position > self.contexts.position:
-            await self._catch_up()
+        if not recorded:
+            return recorded
+        self._landed[recorded[0].position] = recorded
+        for _ in range(NUM_TURNS_BORNE):
+            self._apply_landed()
+            if recorded[-1].position <= self.contexts.position:
+                return recorded
+            await asyncio.sleep(0)
+        await self._catch_up()
         return recorded
+
+    def _apply_landed(self) -> None:
+        while (batch := self._landed.pop(self.contexts.position + 1, None)) is not None:
+            self._apply(batch)
 
     async def _catch_up(self) -> None:
         """Apply everything that landed since, ours and others'."""
         async with self._apply_lock:
             batch = [r async for r in self._log.read_all(self.contexts.position)]
             self._apply([r for r in batch if r.position > self.contexts.position])
+            self._landed = {p: b for p, b in self._landed.items() if p > self.contexts.position}
 
     def _apply(self, batch: Sequence[RecordedEvent]) -> None:
         for recorded in batch:
