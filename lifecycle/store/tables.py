@@ -29,3 +29,11 @@ settings = Table(
     Column("value", LargeBinary, nullable=False),
 )
 """Values that are made once and shared by every process on this database, such as the digest secret."""
+
+held_pins = Table(
+    "held_pins",
+    metadata,
+    Column("pin_id", Text, primary_key=True),
+    Column("sealed", LargeBinary, nullable=False),
+)
+"""Holds that a cache has for us, encrypted: what gives one back names its tokens, which are text."""
