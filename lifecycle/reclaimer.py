@@ -23,6 +23,9 @@ log = structlog.get_logger(__name__)
 SWEEP_SECONDS = 1.0
 """How often a namespace is looked at even if nothing was heard: retries become due with time alone."""
 
+REST_PER_PLAN = 9.0
+"""Rest after each plan, as a multiple of the time it took."""
+
 OBSERVED = "observe mode"
 """Why a directive of a context that is not enforced was not sent."""
 
@@ -73,9 +76,13 @@ class Reclaimer:
                     directive,
                     DirectiveResult(outcome=DirectiveOutcome.EXPIRED, reason="the proxy was restarted"),
                 )
+            clock = asyncio.get_running_loop().time
             while True:
+                began = clock()
+                planned = self._planned()
+                took = clock() - began
                 try:
-                    for directive, suppressed in self._planned():
+                    for directive, suppressed in planned:
                         await self.propose(directive)
                         tasks.create_task(self.execute(directive, suppressed))
                 except LogUnavailable as error:
@@ -85,6 +92,8 @@ class Reclaimer:
                         await self._wake.wait()
                 except TimeoutError:
                     pass
+                # Many dead that cannot be freed now make a plan long; calls must not wait behind plans.
+                await asyncio.sleep(took * REST_PER_PLAN)
                 self._wake.clear()
 
     def _left_over(self) -> Sequence[Directive]:

@@ -32,6 +32,9 @@ NUM_TURNS_BORNE = 8
 """Turns of the event loop for which a batch waits for an earlier one of ours that landed with it: a log may
 tell its callers in another order. After that the missing one is read from the log."""
 
+CONTEXTS_PER_TURN = 200
+"""Contexts whose deadlines are looked at before calls get their turn: about a millisecond."""
+
 UNTRACKED_INTERVAL_NS = 60 * 10**9
 
 MAX_WAITING = 10_000
@@ -129,11 +132,12 @@ class Tracker:
         if self._waiting:
             return
         now = self.clock.now_ns()
-        due = [
-            uid
-            for uid, state in self.contexts.states.items()
-            if (deadline := next_deadline_ns(state)) is not None and deadline <= now
-        ]
+        due = []
+        for number, (uid, state) in enumerate(list(self.contexts.states.items()), start=1):
+            if (deadline := next_deadline_ns(state)) is not None and deadline <= now:
+                due.append(uid)
+            if number % CONTEXTS_PER_TURN == 0:
+                await asyncio.sleep(0)
         for uid in due:
             with suppress(UnknownContext):
                 await self.observe(uid, Tick(at_ns=now))
