@@ -1,18 +1,15 @@
 """The data listener: the engine's whole surface, with the lifecycle of chat calls beside it."""
 
-import hashlib
 import time
 from contextlib import suppress
-from typing import Any
 
-import msgspec
 import structlog
 
 from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
 from proxy.body_edit import RETURN_TOKEN_IDS, SESSION_ID, RequestEdit, edit_request_body
-from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, read_chat_call
+from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, decode_body, read_chat_call
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.forward import Send, forward_call, pipe
 from proxy.lifecycle_fields import read_lifecycle_fields
@@ -53,15 +50,6 @@ ENGINE_ADMIN_PREFIXES = (
     "/stop_profile",
 )
 """Paths that change the engine for everybody: with API keys in force they need the admin scope."""
-
-_SALT_BYTES = 16
-
-
-class _BodyHints(msgspec.Struct):
-    """The two fields that matter of a body which is not followed."""
-
-    model: Any = None
-    cache_salt: Any = None
 
 
 class DataApp:
@@ -197,13 +185,16 @@ class DataApp:
         chosen = client_salt if isinstance(client_salt, str) else ""
         if tenant not in self._salted and not chosen:
             return ""
-        seed = f"{tenant}\0{chosen}".encode()
-        return hashlib.blake2b(seed, digest_size=_SALT_BYTES).hexdigest()
+        return self._hasher.salt(tenant, chosen)
 
 
 def _hints(body: bytes) -> tuple[str, object]:
+    """Model and client's salt of a body that is not followed, as far as it can be read."""
     try:
-        hints = msgspec.json.decode(body, type=_BodyHints)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        document = decode_body(body)
+    except NotAChatCall:
         return "", None
-    return hints.model if isinstance(hints.model, str) else "", hints.cache_salt
+    if not isinstance(document, dict):
+        return "", None
+    model = document.get("model")
+    return model if isinstance(model, str) else "", document.get(CACHE_SALT)
