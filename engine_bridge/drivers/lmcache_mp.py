@@ -6,7 +6,7 @@ in L2. What it cannot: hold or order anything in L1, reach the engine's own pref
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from engine_bridge.drivers.lmcache_client import LmcacheClient
 from engine_bridge.drivers.lmcache_keys import CannotExpand, Layout, layout_from_status
@@ -167,6 +167,9 @@ class LmcacheMp:
             return DirectiveResult(outcome=DirectiveOutcome.FAILED, reason=str(error))
 
     async def _pin(self, directive: Pin, token_ids: Sequence[int] | None) -> DirectiveResult:
+        known = self._ledger.find(directive.pin_id)
+        if token_ids is None and known is not None and known.keys == directive.keys:
+            token_ids = known.tokens()
         if token_ids is None:
             return DirectiveResult(
                 outcome=DirectiveOutcome.REJECTED,
@@ -204,6 +207,10 @@ class LmcacheMp:
         """Take over pins of an earlier run, so that they can be reconciled and released."""
         self._ledger.adopt(pins)
 
+    def before_pin(self, keep: Callable[[], Awaitable[None]]) -> None:
+        """Have `keep` awaited before a pin is sent, when `held_pins` has it; if it raises, none is sent."""
+        self._ledger.before_pin = keep
+
     async def incarnations(self) -> dict[str, int]:
         """A number per registered cache server that changes when the server starts anew, which voids its L1.
 
@@ -215,10 +222,12 @@ class LmcacheMp:
             found[instance.instance_id] = int(log.get("incarnation") or 0)
         return found
 
-    async def reconcile(self, now_ns: int) -> Reconciled:
+    async def reconcile(
+        self, now_ns: int, is_wanted: Callable[[HeldPin], bool] = lambda pin: True
+    ) -> Reconciled:
         """Compare our ledger with the coordinator's pins and repair. Raises `CacheUnavailable`."""
         async with self._pin_lock:
-            return await self._ledger.reconcile(now_ns)
+            return await self._ledger.reconcile(now_ns, is_wanted)
 
     async def release_all(self) -> int:
         """Release every pin of the ledger, adopted ones included. Raises `CacheUnavailable`."""

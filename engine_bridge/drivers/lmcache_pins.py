@@ -1,18 +1,24 @@
 """Our ledger of L2 pins. The coordinator counts pins without saying whose they are and never ends one.
 
 Pins are held by token ids, which are text: the ledger lives in memory. `held` gives what a caller may keep,
-encrypted, over a restart; `adopt` takes it back.
+encrypted, over a restart; `adopt` takes it back. A pin stands in the ledger from before its request is sent
+until after the request that lets it go was answered, and `before_pin` gives the caller time to keep it: a
+process that dies in between knows at its next start what it may hold, and the counts tell whether it does.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from engine_bridge.drivers.lmcache_client import LmcacheClient
 from engine_bridge.drivers.lmcache_keys import Layout, ObjectKey, expand
+from engine_bridge.errors import CacheUnavailable
 from lifecycle.core.ids import split_keys
+
+LEFT = "-left"
+"""Ends the id of what may be held and is to go: the old chain of a pin that moved, a failed request."""
 
 
 class HeldPin(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +39,11 @@ class HeldPin(msgspec.Struct, frozen=True, kw_only=True):
     def tokens(self) -> Sequence[int]:
         return array("I", self.token_ids)
 
+    def holds_same(self, other: "HeldPin") -> bool:
+        """Whether the coordinator counts both for the same objects."""
+        mine = (self.keys, self.model_name, self.salt, self.world_size)
+        return mine == (other.keys, other.model_name, other.salt, other.world_size)
+
     def objects(self) -> list[ObjectKey]:
         """What the coordinator counts for it: every rank of every chunk, in object group 0."""
         layout = Layout(world_sizes=frozenset({self.world_size}), object_groups=frozenset({0}))
@@ -40,10 +51,15 @@ class HeldPin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
-    """Ledger against coordinator. `expired` and `restored` name pins; `drifted` pins are held in part only,
-    which cannot be repaired without touching the pins of others; `foreign` counts pinned objects not ours."""
+    """Ledger against coordinator, by pin id.
+
+    `expired` ran out; `orphaned` were wanted by nobody any more; `restored` were pinned again; `drifted` are
+    held in part only, which cannot be repaired without touching the pins of others. `foreign` counts pinned
+    objects that are not, or not only, ours.
+    """
 
     expired: tuple[str, ...] = ()
+    orphaned: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     drifted: tuple[str, ...] = ()
     foreign: int = 0
@@ -54,21 +70,40 @@ def expected_counts(pins: Iterable[HeldPin]) -> Counter[ObjectKey]:
     return Counter(key for pin in pins for key in pin.objects())
 
 
-def missing(pin: HeldPin, counts: Mapping[ObjectKey, int]) -> str:
-    """`none`, `all` or `some`: how much of a pin the coordinator does not hold."""
-    absent = [counts.get(key, 0) == 0 for key in pin.objects()]
+def missing(pin: HeldPin, counts: Mapping[ObjectKey, int], expected: Mapping[ObjectKey, int]) -> str:
+    """`none`, `all` or `some`: how many of a pin's objects are counted less often than all pins together ask.
+
+    Pins share prefixes. Of pins that may be the missing one the longest is: nothing but it covers its end.
+    """
+    absent = [counts.get(key, 0) < expected[key] for key in pin.objects()]
     return "none" if not any(absent) else "all" if all(absent) else "some"
 
 
+async def _nothing_to_keep() -> None:
+    return None
+
+
+def _wants_all(pin: HeldPin) -> bool:
+    return True
+
+
 class PinLedger:
-    """Holds chains in L2. Methods raise `CacheUnavailable`; a pin whose request failed is not in it."""
+    """Holds chains in L2. Methods raise `CacheUnavailable`.
+
+    A pin whose request failed may be held or not: it stays under an id that nobody wants until the counts
+    tell. `before_pin` is awaited before a pin is sent; what it raises leaves the pin unsent.
+    """
 
     def __init__(self, client: LmcacheClient) -> None:
         self._client = client
         self._pins: dict[str, HeldPin] = {}
+        self.before_pin: Callable[[], Awaitable[None]] = _nothing_to_keep
 
     def held(self) -> tuple[HeldPin, ...]:
         return tuple(self._pins.values())
+
+    def find(self, pin_id: str) -> HeldPin | None:
+        return self._pins.get(pin_id)
 
     def adopt(self, pins: Iterable[HeldPin]) -> None:
         """Take over the pins of an earlier run. Known ids are left as they are."""
@@ -79,19 +114,42 @@ class PinLedger:
         """Pin, or prolong a pin with the same id; False if nothing had to be sent.
 
         A changed chain is pinned before the old one is let go, so that the common part is held throughout.
+        An old chain that cannot be let go stays in the ledger, under an id that nobody wants.
         """
         known = self._pins.get(pin.pin_id)
-        same = known is not None and (known.keys, known.model_name, known.salt) == (
-            pin.keys,
-            pin.model_name,
-            pin.salt,
-        )
-        if not same:
-            await self._client.pin(pin.tokens(), pin.model_name, pin.world_size, pin.salt)
+        if known is not None and known.holds_same(pin):
+            self._pins[pin.pin_id] = pin
+            return False
+        left = self._set_aside(known) if known is not None else ""
         self._pins[pin.pin_id] = pin
-        if known is not None and not same:
-            await self._unpin(known)
-        return not same
+        try:
+            await self.before_pin()
+        except Exception:
+            self._restore(pin.pin_id, known, left)
+            raise
+        try:
+            await self._send(pin)
+        except CacheUnavailable:
+            self._restore(pin.pin_id, known, left)
+            self._set_aside(pin)
+            raise
+        if left:
+            await self.release(left)
+        return True
+
+    def _restore(self, pin_id: str, known: HeldPin | None, left: str) -> None:
+        self._pins.pop(left, None)
+        if known is None:
+            del self._pins[pin_id]
+        else:
+            self._pins[pin_id] = known
+
+    def _set_aside(self, pin: HeldPin) -> str:
+        left = pin.pin_id + LEFT
+        while left in self._pins:
+            left += LEFT
+        self._pins[left] = msgspec.structs.replace(pin, pin_id=left)
+        return left
 
     async def release(self, pin_id: str, keys: bytes = b"") -> int:
         """Let a pin go; answers its chunks, 0 for an unknown id.
@@ -113,27 +171,62 @@ class PinLedger:
             released += 1
         return released
 
-    async def reconcile(self, now_ns: int) -> Reconciled:
-        """Release what ran out, pin again what the coordinator forgot, and say what does not add up."""
-        expired = tuple(pin.pin_id for pin in self.held() if pin.lease_until_ns <= now_ns)
-        for pin_id in expired:
-            await self.release(pin_id)
-        restored: list[str] = []
-        drifted: list[str] = []
-        foreign = 0
+    async def reconcile(self, now_ns: int, is_wanted: Callable[[HeldPin], bool] = _wants_all) -> Reconciled:
+        """Let go what ran out or is not wanted, pin again what was forgotten, say what does not add up.
+
+        A pin that is to go and that the coordinator does not hold is only forgotten: to unpin it would take
+        from another pin with the same prefix.
+        """
+        done = Reconciled()
         for model_name, salt in sorted({(pin.model_name, pin.salt) for pin in self.held()}):
-            counts = await self._client.pins(model_name, salt)
-            ours = [pin for pin in self.held() if (pin.model_name, pin.salt) == (model_name, salt)]
-            expected = expected_counts(ours)
-            foreign += sum(count > expected[key] for key, count in counts.items())
-            for pin in ours:
-                gap = missing(pin, counts)
-                if gap == "all":
-                    await self._client.pin(pin.tokens(), model_name, pin.world_size, salt)
-                    restored.append(pin.pin_id)
-                elif gap == "some":
-                    drifted.append(pin.pin_id)
-        return Reconciled(expired=expired, restored=tuple(restored), drifted=tuple(drifted), foreign=foreign)
+            part = await self._reconcile(model_name, salt, now_ns, is_wanted)
+            done = Reconciled(
+                expired=done.expired + part.expired,
+                orphaned=done.orphaned + part.orphaned,
+                restored=done.restored + part.restored,
+                drifted=done.drifted + part.drifted,
+                foreign=done.foreign + part.foreign,
+            )
+        return done
+
+    async def _reconcile(
+        self, model_name: str, salt: str, now_ns: int, is_wanted: Callable[[HeldPin], bool]
+    ) -> Reconciled:
+        counts = Counter(await self._client.pins(model_name, salt))
+        ours = [pin for pin in self.held() if (pin.model_name, pin.salt) == (model_name, salt)]
+        expected = expected_counts(ours)
+        foreign = sum(count > expected[key] for key, count in counts.items())
+        expired: list[str] = []
+        orphaned: list[str] = []
+        restored: list[str] = []
+        for pin in sorted(ours, key=lambda each: len(each.keys), reverse=True):
+            is_over = pin.lease_until_ns <= now_ns
+            is_held = missing(pin, counts, expected) != "all"
+            if is_over or not is_wanted(pin):
+                if is_held:
+                    await self._unpin(pin)
+                    counts.subtract(pin.objects())
+                del self._pins[pin.pin_id]
+                expected.subtract(pin.objects())
+                (expired if is_over else orphaned).append(pin.pin_id)
+            elif not is_held:
+                await self._send(pin)
+                counts.update(pin.objects())
+                restored.append(pin.pin_id)
+        return Reconciled(
+            expired=tuple(expired),
+            orphaned=tuple(orphaned),
+            restored=tuple(restored),
+            drifted=tuple(
+                pin.pin_id
+                for pin in ours
+                if pin.pin_id in self._pins and missing(pin, counts, expected) != "none"
+            ),
+            foreign=foreign,
+        )
+
+    async def _send(self, pin: HeldPin) -> None:
+        await self._client.pin(pin.tokens(), pin.model_name, pin.world_size, pin.salt)
 
     async def _unpin(self, pin: HeldPin) -> None:
         await self._client.unpin(pin.tokens(), pin.model_name, pin.world_size, pin.salt)
