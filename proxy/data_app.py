@@ -24,6 +24,8 @@ from proxy.upstream import Headers, Upstream
 
 log = structlog.get_logger(__name__)
 
+FIRST_ERROR_STATUS = 400
+
 CHAT_PATH = "/v1/chat/completions"
 
 INFERENCE_PATHS = frozenset(
@@ -115,6 +117,7 @@ class DataApp:
         mode = Mode.BYPASS
         call: TrackedCall | None = None
         salt = ""
+        untracked: list[Namespace] = []
         try:
             chat = await self._chat(scope["path"], body)
             model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else _hints(body)
@@ -126,13 +129,15 @@ class DataApp:
             else:
                 reason = "bypass" if mode is Mode.BYPASS else f"{scope['path']} is not followed"
                 self._metrics.untracked.inc()
-                self._tracking.note_untracked(namespace, reason)
+                untracked.append(namespace)
+                if self._tracking.untracked.knows(model):
+                    self._tracking.untracked.note(untracked.pop(), reason)
         except Exception:
             # The lifecycle side may be broken in any way: the answer is the engine's all the same.
             log.exception("a call is not tracked", path=scope["path"])
             salt = self.salt(caller.tenant, _hints(body)[1])
             with suppress(Exception):
-                self._tracking.note_untracked(None, "tracking failed")
+                self._tracking.untracked.note(None, "tracking failed")
         edit = self._edit(salt, call)
         edited = await edit_request_body(body, edit)
         held = time.perf_counter() - arrived
@@ -142,7 +147,7 @@ class DataApp:
             timing = (b"server-timing", f"kvtether;dur={held * 1000:.2f}".encode())
             return [*call.response_headers(), timing] if call is not None else [timing]
 
-        await forward_call(
+        outcome = await forward_call(
             scope,
             receive,
             send,
@@ -153,6 +158,9 @@ class DataApp:
             observer=call,
             cut_ids=call is not None and call.asks_ids,
         )
+        if untracked and 0 < outcome.status < FIRST_ERROR_STATUS:
+            # A name that is not ours held us up only if the engine knew it: a typo must not stop reclaim.
+            self._tracking.untracked.note(untracked[0], f"inference of {untracked[0].model!r}")
 
     async def _chat(self, path: str, body: bytes) -> ChatCall | None:
         """The call if it can be followed; reading is spared while everything is bypassed."""

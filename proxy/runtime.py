@@ -20,6 +20,7 @@ from lifecycle.errors import LifecycleError
 from lifecycle.ports import CacheControl, EventLog, SelfTest
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.store.memory import MemoryEventLog
+from lifecycle.store.pin_vault import PinVault
 from lifecycle.store.settings import SqlSettings
 from lifecycle.store.sql import SqlEventLog
 from lifecycle.tracker import Tracker
@@ -28,6 +29,7 @@ from proxy.auth import Authenticator
 from proxy.chat_request import MessageHasher
 from proxy.config import Config, api_key
 from proxy.declarations import Declarations, PinTerms
+from proxy.hold_watch import HoldWatch
 from proxy.lineage import LineageIndex
 from proxy.mailbox import Mailboxes
 from proxy.metrics import Metrics
@@ -129,11 +131,25 @@ class Runtime:
             tasks,
             config.plan_wait_seconds,
         )
-        self.pins = PinKeeper(
-            self.tracker, self.reclaimer, self.ids, self.mode_of, self.objection, self.models
-        )
         self.placement = PlacementWatch(self.tracker, self.cache)
         self.metrics = Metrics(self.tracker)
+        self.holds = HoldWatch(
+            self.cache,
+            self.tracker,
+            lambda uid: self.pins.changing(uid),
+            lambda: self.self_test.ok and not self.problem,
+            self.placement.doubt,
+            self.metrics.pin_repairs,
+        )
+        self.pins = PinKeeper(
+            self.tracker,
+            self.reclaimer,
+            self.ids,
+            self.mode_of,
+            self.objection,
+            self.models,
+            self.holds.save,
+        )
         self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
         self.problem = ""
         self.stopping = asyncio.Event()
@@ -160,9 +176,14 @@ class Runtime:
         return tuple(found)
 
     def mode_of(self, uid: str) -> Mode:
-        """The mode of a context now; one that is not known any more only observes."""
+        """The mode of a context now.
+
+        One that is not known any more only observes, and so does one that was mapped otherwise than its
+        model is now: by another tokenizer, template or engine version.
+        """
         state = self.tracker.contexts.states.get(uid)
-        if state is None:
+        model = self.models.get(state.namespace.model) if state is not None else None
+        if state is None or model is None or model.fingerprint != state.namespace.fingerprint:
             return Mode.OBSERVE
         return self.modes.of_context(uid, state.namespace.model, state.key.tenant)
 
@@ -172,9 +193,8 @@ class Runtime:
             return self.problem
         if not self.self_test.ok:
             return "; ".join(self.self_test.problems) or "the self-test failed"
-        model = self.models.get(namespace.model)
-        if model is None or model.fingerprint != namespace.fingerprint:
-            return "the model, its tokenizer or its template is another one now"
+        if namespace.model not in self.models:
+            return f"no model {namespace.model!r} is configured"
         return ""
 
     # -- loops --------------------------------------------------------------------------------------------
@@ -250,6 +270,11 @@ class Runtime:
         await self.prepared.wait()
         await self.pins.run()
 
+    async def watch_holds(self) -> None:
+        """Compare what the cache holds with what it should, for ever."""
+        await self.prepared.wait()
+        await self.holds.run()
+
     async def keep_time(self) -> None:
         """Let leases, doubts and pins run out, and record what waited for the log."""
         while True:
@@ -320,6 +345,7 @@ async def open_runtime(config: Config, cache: CacheControl | None = None) -> Asy
         resources.push_async_callback(runtime.close_models)
         stack.push_async_callback(runtime.settled)
         runtime.problem = problem
+        await _adopt_holds(runtime)
         try:
             await runtime.tracker.start()
         except LifecycleError as error:
@@ -333,10 +359,21 @@ async def open_runtime(config: Config, cache: CacheControl | None = None) -> Asy
             runtime.keep_time,
             runtime.reclaim,
             runtime.keep_pins,
+            runtime.watch_holds,
             runtime.placement.run,
         ):
             tasks.keep(loop)
         yield runtime
+
+
+async def _adopt_holds(runtime: Runtime) -> None:
+    """Take over what an earlier run held. Without its vault we go on, and its holds stay until it is back."""
+    if not isinstance(runtime.event_log, SqlEventLog):
+        return
+    try:
+        await runtime.holds.adopt(await PinVault.open(runtime.event_log.engine))
+    except LifecycleError as error:
+        log.error("pins of this run are lost at its end, those of earlier runs stay held", error=str(error))
 
 
 async def _open_log(url: str) -> tuple[EventLog, bytes, str]:

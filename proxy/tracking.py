@@ -21,12 +21,13 @@ from lifecycle.core.observations import (
     CallArrival,
     CallEnding,
     CallMapping,
+    CloseRequested,
     ContextOpened,
     FirstToken,
 )
 from lifecycle.core.plan import plan_admission
 from lifecycle.core.state import ContextState
-from lifecycle.errors import LifecycleError, LogUnavailable
+from lifecycle.errors import LifecycleError
 from lifecycle.ports import IdSource
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
@@ -43,6 +44,7 @@ from proxy.modes import Modes
 from proxy.prompt_mapper import PromptMapper
 from proxy.tasks import Tasks
 from proxy.tracked_call import CallRequest, TrackedCall, Unmapped
+from proxy.untracked import UntrackedNotes
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +80,7 @@ class Tracking:
         self._verifier = verifier
         self._models = models
         self._mapper = PromptMapper(models)
+        self.untracked = UntrackedNotes(tracker, models, tasks)
         self._modes = modes
         self._ids = ids
         self._tasks = tasks
@@ -217,6 +220,11 @@ class Tracking:
             ),
             parent,
         )
+        for old in self.tracker.contexts.superseded(key, request.namespace):
+            reason = "its tokens are mapped otherwise now"
+            await self.tracker.observe(
+                old.uid, CloseRequested(at_ns=self.tracker.clock.now_ns(), reason=reason)
+            )
         if state.parent_uid:
             self._mapper.inherit(request.namespace.model, state.parent_uid, state.uid)
         return state
@@ -375,24 +383,7 @@ class Tracking:
                 await job()
             except Exception as error:
                 log.exception("a call is not tracked", call=request.call_id)
-                self.note_untracked(request.namespace, f"tracking failed: {type(error).__name__}")
+                self.untracked.note(request.namespace, f"tracking failed: {type(error).__name__}")
 
         key = (request.tenant, request.identity.context_id)
         self._mailboxes.post(key, guarded, behind=(request.tenant, behind) if behind else None)
-
-    def note_untracked(self, namespace: Namespace | None, reason: str) -> None:
-        """Inference goes out without being followed; None, or a model we do not know: it may be any."""
-        if namespace is None or namespace.model not in self._models:
-            known = self.tracker.contexts.index.namespaces()
-            configured = [Namespace(m.name, "", m.fingerprint) for m in self._models.values()]
-            affected = sorted({*known, *configured})
-        else:
-            affected = [namespace]
-        for each in affected:
-            self._tasks.spawn(self._record_untracked(each, reason))
-
-    async def _record_untracked(self, namespace: Namespace, reason: str) -> None:
-        try:
-            await self.tracker.untracked(namespace, reason)
-        except LogUnavailable as error:
-            log.warning("an untracked call waits for the event log", error=str(error))

@@ -7,7 +7,9 @@ it was tried. So the renders that cannot be resumed happen elsewhere; only the t
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import pickle
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -30,7 +32,9 @@ class RenderWorkers:
         """`ChatTemplate.render_whole` elsewhere. Raises what it raises."""
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._processes, mp_context=context)
+            self._pool = ProcessPoolExecutor(
+                self._processes, mp_context=context, initializer=_end_with_parent
+            )
         pool = self._pool
         running = asyncio.get_running_loop().run_in_executor(pool, _render, source, given)
         try:
@@ -54,6 +58,18 @@ class RenderWorkers:
         pool, self._pool = self._pool, None
         if pool is not None:
             await asyncio.to_thread(pool.shutdown, True, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """A worker that waits for work does not notice that nobody is left to give it any."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+
+        def wait() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=wait, daemon=True).start()
 
 
 def _render(source: str, given: RenderInput) -> Rendering:

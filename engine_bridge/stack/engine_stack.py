@@ -6,6 +6,7 @@ flags see the compose file.
 
 import asyncio
 import json
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ class EngineStack:
     ) -> None:
         self.environment = environment or EngineEnvironment()
         self.options = options or StackOptions()
+        self._owns_run_dir = run_dir is None
         self.run_dir = run_dir or Path(tempfile.mkdtemp(prefix="kvtether-stack-"))
         self._ports: list[int] = []
         self._processes: dict[str, Process] = {}
@@ -115,11 +117,17 @@ class EngineStack:
             self._processes["vllm"].start()
             await self._ready("vllm")
         except BaseException:
-            await self.stop()
+            await self._stop_processes()
             raise
 
     async def stop(self) -> None:
-        """Stop what runs, vLLM first: it talks to the others on its way out."""
+        """Stop what runs and remove the run directory, unless it was given."""
+        await self._stop_processes()
+        if self._owns_run_dir:
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    async def _stop_processes(self) -> None:
+        """vLLM first: it talks to the others on its way out."""
         for name in ("vllm", "lmcache", "coordinator"):
             if name in self._processes:
                 await self._processes[name].stop()

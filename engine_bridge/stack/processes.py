@@ -15,6 +15,9 @@ TAIL_BYTES = 3000
 POLL_SECONDS = 0.2
 STOP_SECONDS = 20.0
 
+SHARED_MEMORY = Path("/dev/shm")
+SEGMENT_PREFIX = "lmcache_kv_"
+
 
 class StackError(RuntimeError):
     """A process of the stack died or did not become ready; the message carries the end of its log."""
@@ -30,6 +33,26 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def session_members(session: int) -> list[int]:
+    """Process ids of a session; empty where there is no /proc to tell."""
+    members = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name in brackets may hold anything; behind it come state, parent, group and session.
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session:
+            members.append(int(entry.parent.name))
+    return members
+
+
+def _unlink_segments(pids: Sequence[int]) -> None:
+    for pid in pids:
+        for segment in SHARED_MEMORY.glob(f"{SEGMENT_PREFIX}{pid}_*"):
+            segment.unlink(missing_ok=True)
 
 
 class Process:
@@ -85,10 +108,21 @@ class Process:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def stop(self) -> None:
-        """End the whole group: politely, then by force. Twice changes nothing."""
+        """End the whole group: politely, then by force. Twice changes nothing.
+
+        Shared memory that LMCache's connector named after one of its processes is given back too: nobody
+        unlinks it when the engine is ended by a signal, and it is as large as the engine's KV cache.
+        """
         child, self._child = self._child, None
         if child is None:
             return
+        members = session_members(child.pid)
+        try:
+            await self._end(child)
+        finally:
+            _unlink_segments(members)
+
+    async def _end(self, child: "subprocess.Popen[bytes]") -> None:
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(child.pid, signal_number)

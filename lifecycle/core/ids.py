@@ -30,6 +30,11 @@ class Namespace(msgspec.Struct, frozen=True, order=True):
     salt: str = ""
     fingerprint: str = ""
 
+    @property
+    def cache(self) -> "Namespace":
+        """The part that chunks are shared by: keys of equal tokens are equal, whoever mapped them how."""
+        return Namespace(self.model, self.salt)
+
     def stream(self) -> str:
         """Name of the stream that carries this namespace's facts."""
         return f"ns/{self.model}/{self.salt}/{self.fingerprint}"

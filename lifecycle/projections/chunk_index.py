@@ -77,7 +77,7 @@ class _Books:
 
 
 class ChunkIndex:
-    """References and flags of all chunks, by namespace. Satisfies `ReclaimView`.
+    """References and flags of all chunks, by model and salt (what shares a cache). Satisfies `ReclaimView`.
 
     Feed it every event in log order. Equal events give an equal `digest`.
     """
@@ -267,15 +267,15 @@ class ChunkIndex:
                 runs.drop(runs.isolate(stretch))
 
     def _of(self, namespace: Namespace) -> _Books:
-        books = self._books.get(namespace)
+        books = self._books.get(namespace.cache)
         if books is None:
-            books = self._books[namespace] = _Books()
+            books = self._books[namespace.cache] = _Books()
         return books
 
     # -- questions ----------------------------------------------------------------------------------------
 
     def namespaces(self) -> list[Namespace]:
-        """Namespaces that have books, in order."""
+        """Model and salt of all books, in order."""
         return sorted(self._books)
 
     def references(self, namespace: Namespace, key: bytes) -> int:
@@ -307,7 +307,7 @@ class ChunkIndex:
 
     def verified_keys(self, namespace: Namespace) -> list[bytes]:
         """Every key that the cache has shown and that is not known to be gone."""
-        books = self._books.get(namespace)
+        books = self._books.get(namespace.cache)
         return books.runs.keys_with(_VERIFIED) if books else []
 
     def verified_chunks(self, namespace: Namespace, keys: bytes) -> int:
@@ -331,14 +331,14 @@ class ChunkIndex:
             retry_ns=run.retry_ns,
             directives=tuple(
                 name
-                for name, directive in sorted(self._books[namespace].directives.items())
+                for name, directive in sorted(self._books[namespace.cache].directives.items())
                 if key in split_keys(directive.keys)
             ),
         )
 
     def stats(self, namespace: Namespace) -> ChunkStats:
         """Counts of the namespace, without walking its chunks."""
-        books = self._books.get(namespace)
+        books = self._books.get(namespace.cache)
         if books is None:
             return ChunkStats()
         runs = books.runs
@@ -354,7 +354,7 @@ class ChunkIndex:
 
     def dead_runs(self, namespace: Namespace, *, demoted: bool) -> Iterable[DeadRun]:
         """Dead runs that hold a chunk a plan may ask for, `ReclaimView`."""
-        books = self._books.get(namespace)
+        books = self._books.get(namespace.cache)
         if books is None:
             return ()
         runs = books.runs
@@ -362,17 +362,17 @@ class ChunkIndex:
 
     def oldest_unknown_ns(self, namespace: Namespace) -> int | None:
         """When the oldest call in flight arrived whose chain is not known yet; None if there is none."""
-        books = self._books.get(namespace)
+        books = self._books.get(namespace.cache)
         return min(books.unknown_flights.values(), default=None) if books else None
 
     def unmapped_contexts(self, namespace: Namespace) -> Sequence[str]:
         """Open contexts whose chunks are not known, in order of uid."""
-        books = self._books.get(namespace)
+        books = self._books.get(namespace.cache)
         return sorted(books.unmapped) if books else ()
 
     def last_untracked_ns(self, namespace: Namespace) -> int | None:
         """When inference was last forwarded untracked; None if never."""
-        books = self._books.get(namespace)
+        books = self._books.get(namespace.cache)
         return books.last_untracked_ns if books else None
 
     def digest(self) -> bytes:
@@ -392,7 +392,7 @@ class ChunkIndex:
             yield from sorted(chunks)
 
     def _find(self, namespace: Namespace, key: bytes) -> tuple[Run, int] | None:
-        books = self._books.get(namespace)
+        books = self._books.get(namespace.cache)
         return books.runs.find(key) if books else None
 
     def _has(self, namespace: Namespace, key: bytes, flag: int) -> bool:

@@ -87,6 +87,15 @@ class Contexts:
         states = [self.states[uid] for uid in self._uids.get(key, {}).values() if uid in self.states]
         return max(states, key=lambda s: (s.active_ns, s.uid), default=None)
 
+    def superseded(self, key: ContextKey, namespace: Namespace) -> list[ContextState]:
+        """Open contexts of that name in the same cache whose tokens were mapped otherwise."""
+        named = self._uids.get(key, {})
+        return [
+            self.states[uid]
+            for other, uid in named.items()
+            if other.cache == namespace.cache and other != namespace and self.states[uid].open
+        ]
+
     def of_tenant(self, tenant: str) -> Iterator[ContextState]:
         """Every context of a tenant that is still readable."""
         return (s for s in self.states.values() if s.key.tenant == tenant)

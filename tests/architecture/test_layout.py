@@ -12,13 +12,6 @@ PACKAGES = ("lifecycle", "engine_bridge", "proxy")
 MAX_LINES = 400
 VAGUE = re.compile(r"(^|_)(utils?|helpers?|managers?|common|base|misc)(_|$)")
 
-WITHOUT_A_MIRROR = {
-    "lifecycle/errors.py": "classes without behaviour",
-    "lifecycle/ports.py": "protocols; tests/conformance holds their implementations against them",
-    "lifecycle/vocabulary.py": "names and constants",
-    "proxy/errors.py": "classes without behaviour",
-}
-
 
 def modules(*packages: str) -> list[Path]:
     found = (p for package in packages for p in (REPOSITORY / package).rglob("*.py"))
@@ -28,14 +21,7 @@ def modules(*packages: str) -> list[Path]:
 @pytest.mark.parametrize("path", [m for m in modules(*PACKAGES) if m.name != "__init__.py"], ids=str)
 def test_every_module_has_its_test(path):
     mirror = REPOSITORY / "tests" / path.parent / f"test_{path.name}"
-    assert mirror.exists() or str(path) in WITHOUT_A_MIRROR
-
-
-def test_no_exemption_outlives_its_reason():
-    for name in WITHOUT_A_MIRROR:
-        path = Path(name)
-        assert (REPOSITORY / path).exists()
-        assert not (REPOSITORY / "tests" / path.parent / f"test_{path.name}").exists()
+    assert mirror.exists()
 
 
 def test_no_module_is_too_long():

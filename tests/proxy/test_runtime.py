@@ -5,8 +5,9 @@ import multiprocessing
 from pathlib import Path
 
 from lifecycle.core.ids import Namespace
+from lifecycle.core.observations import ContextOpened
 from lifecycle.ports import SelfTest
-from lifecycle.vocabulary import DirectiveOutcome, Mode
+from lifecycle.vocabulary import DirectiveOutcome, IdentityRung, Mode
 from proxy.config import CacheConfig
 from proxy.runtime import open_runtime
 from tests.lifecycle.fake_cache import FakeCache
@@ -98,11 +99,21 @@ async def test_a_failed_self_test_means_observe_with_its_reason(tmp_path: Path) 
         assert cache.asked == []
 
 
-async def test_another_template_than_the_one_that_was_proven_is_an_objection(tmp_path: Path) -> None:
+async def test_a_context_mapped_by_another_template_than_now_only_observes(tmp_path: Path) -> None:
     async with whole_proxy(tmp_path) as it:
         model = it.runtime.models[NAME]
-        assert not it.runtime.objection(Namespace(NAME, "", model.fingerprint))
-        assert "another one" in it.runtime.objection(Namespace(NAME, "", "old"))
+        for uid, fingerprint in (("now", model.fingerprint), ("then", "old")):
+            opened = ContextOpened(
+                at_ns=1,
+                uid=uid,
+                tenant="default",
+                context_id=uid,
+                namespace=Namespace(NAME, "", fingerprint),
+                rung=IdentityRung.EXPLICIT,
+            )
+            await it.runtime.tracker.open(opened, None)
+        assert it.runtime.mode_of("now") is Mode.ENFORCE
+        assert it.runtime.mode_of("then") is Mode.OBSERVE
         assert it.runtime.objection(Namespace("nobody", "", ""))
 
 

@@ -84,3 +84,16 @@ def test_free_ports_differ_and_can_be_bound() -> None:
     for port in ports:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", port))
+
+
+async def test_shared_memory_named_after_a_child_is_given_back(tmp_path: Path) -> None:
+    named = "open(f'/dev/shm/lmcache_kv_{child.pid}_0','w').close();"
+    (port,) = free_ports(1)
+    child = process(tmp_path, FAMILY.replace("open('child.pid'", named + "open('child.pid'"), port)
+    child.start()
+    await child.wait_ready(30)
+    grandchild = int((tmp_path / "child.pid").read_text())
+    segment = f"lmcache_kv_{grandchild}_0"
+    assert segment in os.listdir("/dev/shm")
+    await child.stop()
+    assert segment not in os.listdir("/dev/shm")
