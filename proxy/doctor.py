@@ -5,11 +5,15 @@ import os
 
 import msgspec
 
+from engine_bridge.cache_events import EventSubscriber
 from lifecycle.errors import LifecycleError
 from lifecycle.store.sql import SqlEventLog
 from proxy.config import Config
 from proxy.models import EngineUnreached, MappedModel, ask_engine, load_profile, plain_ids
 from proxy.runtime import MEMORY_LOG, cache_driver
+
+LISTEN_SECONDS = 5.0
+"""The engine reports a block in the step that fills it; this is much longer."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -51,6 +55,7 @@ async def examine(config: Config) -> list[Finding]:
                 f"mapped, fingerprint {loaded.fingerprint}" if known else f"the engine serves {served} only"
             )
             findings.append(Finding(f"model {loaded.name}", known, text))
+    heard = _listen(config.cache.events_endpoint)
     cache = cache_driver(config, (lambda text: plain_ids(profile, text)) if profile else None)
     try:
         tested = await cache.self_test()
@@ -63,10 +68,12 @@ async def examine(config: Config) -> list[Finding]:
                     "cache", True, f"keys, tokens and versions proven; chunks of {tested.chunk_size} tokens"
                 )
             )
+        if level:
+            findings.append(await _events(config.cache.events_endpoint, heard, tested.ok))
     finally:
+        if heard is not None:
+            heard.cancel()
         await cache.close()
-    if level:
-        findings.append(_events(config))
     return findings
 
 
@@ -83,13 +90,35 @@ async def _log(config: Config) -> Finding:
         await event_log.close()
 
 
-def _events(config: Config) -> Finding:
-    endpoint = config.cache.events_endpoint
-    if not endpoint:
+def _listen(endpoint: str) -> asyncio.Task[None] | None:
+    """Wait for a first batch of events; subscribed before the self-test sends its probe call."""
+
+    async def first_batch() -> None:
+        async for _ in EventSubscriber(endpoint).batches():
+            return
+
+    return asyncio.ensure_future(first_batch()) if endpoint else None
+
+
+async def _events(endpoint: str, heard: asyncio.Task[None] | None, probed: bool) -> Finding:
+    if heard is None:
         return Finding(
             "KV events",
             False,
             "none are read, so what calls generate stays in the cache: start the engine with "
             "--kv-events-config and set cache.events_endpoint",
         )
-    return Finding("KV events", True, f"configured: {endpoint}")
+    if not probed:
+        return Finding("KV events", False, f"{endpoint} was not tried: the self-test comes first")
+    done, _ = await asyncio.wait([heard], timeout=LISTEN_SECONDS)
+    if not done:
+        return Finding(
+            "KV events",
+            False,
+            f"{endpoint} said nothing while the engine computed a probe call: check the address, and that "
+            "the engine binds it (a wildcard or ipc endpoint in --kv-events-config)",
+        )
+    error = heard.exception()
+    if error is not None:
+        return Finding("KV events", False, f"{endpoint}: {error}")
+    return Finding("KV events", True, f"heard from {endpoint}")

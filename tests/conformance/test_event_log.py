@@ -60,10 +60,10 @@ async def log(connect: Connect) -> EventLog:
     return await connect()
 
 
-@pytest.fixture
-def shared(adapter: Adapter) -> None:
-    if not adapter.shared:
-        pytest.skip("one connection is the whole log")
+shared = pytest.mark.parametrize(
+    "adapter", [a for a in ADAPTERS if a.shared], ids=lambda adapter: adapter.name, indirect=True
+)
+"""For tests of several connections to one log."""
 
 
 async def test_a_new_log_is_empty(log: EventLog) -> None:
@@ -310,7 +310,7 @@ async def test_closing_lets_begun_appends_end(log: EventLog) -> None:
         assert isinstance(answer, LogUnavailable) or numbers(answer)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("shared")
+@shared
 async def test_a_restart_sees_everything(log: EventLog, connect: Connect) -> None:
     await log.append("ctx/a", [full(event_type) for event_type in EVENT_TYPES], 0)
     await log.append("ctx/b", grown(1), 0)
@@ -322,7 +322,7 @@ async def test_a_restart_sees_everything(log: EventLog, connect: Connect) -> Non
     assert recorded.position == len(before) + 1
 
 
-@pytest.mark.usefixtures("shared")
+@shared
 async def test_two_connections_race_and_one_wins_each_version(log: EventLog, connect: Connect) -> None:
     other = await connect()
     wins: list[RecordedEvent] = []
@@ -345,7 +345,7 @@ async def test_two_connections_race_and_one_wins_each_version(log: EventLog, con
     assert all(first == second for first, second in zip(numbers(seen)[::2], numbers(seen)[1::2], strict=True))
 
 
-@pytest.mark.usefixtures("shared")
+@shared
 async def test_one_connection_sees_at_once_what_the_other_appended(log: EventLog, connect: Connect) -> None:
     other = await connect()
     for version in range(0, 20, 2):
