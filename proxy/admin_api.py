@@ -260,7 +260,7 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
     @app.post("/kv/v1/release-all")
     async def release_all() -> Response:
         """Give back every hold: the pins of all contexts, and what the cache holds for us."""
-        released = 0
+        released, held = 0, runtime.holds.num_held
         for state in list(contexts.states.values()):
             if state.pins:
                 released += len(state.pins)
@@ -269,7 +269,9 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
                     state.uid,
                     PinsDropped(at_ns=runtime.clock.now_ns(), reason="released by an operator"),
                 )
-        return _json({"pins": released, "cache_holds": await runtime.cache.release_all()})
+        await runtime.pins.settled()
+        left = await runtime.holds.release_all()
+        return _json({"pins": released, "cache_holds": max(held, left)})
 
     @app.delete("/kv/v1/tenants/{tenant}")
     async def delete_tenant(tenant: str) -> Response:

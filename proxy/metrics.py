@@ -44,6 +44,7 @@ class Metrics:
         self._chunks = self._counter("chunks_freed", "Chunks that a lookup no longer showed.", ["kind"])
         self._confirmed = self._counter("chunks_confirmed", "Chunks that the cache showed.", ["stored"])
         self._pins = self._counter("pins", "Pins set and released.", ["what"])
+        self.pin_repairs = self._counter("pin_repairs", "Pins that the cache held otherwise.", ["what"])
         self.untracked = self._counter("untracked_calls", "Inference forwarded without being tracked.")
         self.registry.register(_Sample(self._sample))
         tracker.listeners.append(self._heard)

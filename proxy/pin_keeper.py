@@ -2,7 +2,8 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -23,10 +24,18 @@ from proxy.models import MappedModel
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 1.0
+SETTLE_SECONDS = 5.0
+
+
+async def _nothing_to_keep() -> None:
+    return None
 
 
 class PinKeeper:
-    """One loop: a context whose pins changed is compared with what was last asked of the cache for it."""
+    """One loop: a context whose pins changed is compared with what was last asked of the cache for it.
+
+    `holds_changed` is awaited after each directive.
+    """
 
     def __init__(
         self,
@@ -36,6 +45,7 @@ class PinKeeper:
         mode_of: Callable[[str], Mode],
         objection: Callable[[Namespace], str],
         models: Mapping[str, MappedModel],
+        holds_changed: Callable[[], Awaitable[None]] = _nothing_to_keep,
     ) -> None:
         self._tracker = tracker
         self._reclaimer = reclaimer
@@ -43,10 +53,13 @@ class PinKeeper:
         self._mode_of = mode_of
         self._objection = objection
         self._models = models
+        self._holds_changed = holds_changed
         self._asked: dict[str, ContextState] = {}
         self._changed: dict[str, None] = {}
         self._current = ""
         self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         tracker.listeners.append(self._heard)
 
     async def run(self) -> None:
@@ -56,6 +69,7 @@ class PinKeeper:
         """
         self._changed |= {uid: None for uid, s in self._tracker.contexts.states.items() if s.pins}
         while True:
+            self._idle.clear()
             while self._changed:
                 uid = next(iter(self._changed))
                 self._current = uid
@@ -69,7 +83,14 @@ class PinKeeper:
                 self._current = ""
                 self._reclaimer.wake()
             self._wake.clear()
+            self._idle.set()
             await self._wake.wait()
+
+    async def settled(self) -> None:
+        """Until every change was told to the cache, as far as that takes no longer than `SETTLE_SECONDS`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._idle.wait()
 
     def changing(self, uid: str) -> bool:
         """Whether what the cache holds for the context is not yet what its pins say."""
@@ -84,6 +105,7 @@ class PinKeeper:
             await self._reclaimer.propose(directive)
             suppressed = self._suppression(uid, state.namespace)
             await self._reclaimer.execute(directive, suppressed, partial(self._tokens, uid, state, directive))
+            await self._holds_changed()
         if state.pins:
             self._asked[uid] = state
         else:
@@ -113,4 +135,5 @@ class PinKeeper:
             state = self._tracker.contexts.states.get(uid)
             if uid in self._asked or (state is not None and state.pins):
                 self._changed[uid] = None
+                self._idle.clear()
                 self._wake.set()

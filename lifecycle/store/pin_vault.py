@@ -4,10 +4,12 @@ The event log must never hold token ids, and a hold in a cache can be given back
 in a table of their own, and the key lies in a file of its own: a copy of the database alone tells nothing.
 """
 
+import asyncio
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 import structlog
 from cryptography.exceptions import InvalidTag
@@ -78,6 +80,11 @@ class PinVault:
         self._engine = engine
         self._cipher = AESGCM(key)
         self._written: dict[str, bytes] = {}
+
+    @classmethod
+    async def open(cls, engine: AsyncEngine) -> Self:
+        """The vault of a database, under the key beside it. Raises `LogUnavailable`."""
+        return cls(engine, await asyncio.to_thread(pin_key, engine.url))
 
     async def replace(self, entries: Mapping[str, bytes]) -> None:
         """Keep exactly these, by pin id, in one transaction. What is there already is not written again."""

@@ -19,6 +19,7 @@ NAMED = {
     "kvtether_chunks_freed",
     "kvtether_chunks_confirmed",
     "kvtether_pins",
+    "kvtether_pin_repairs",
     "kvtether_untracked_calls",
     "kvtether_contexts",
     "kvtether_contexts_unmapped",
