@@ -3,7 +3,7 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import structlog
@@ -11,6 +11,7 @@ import structlog
 from engine_bridge.cache_events import EventSubscriber
 from engine_bridge.call_blocks import CallBlocks
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
+from engine_bridge.drivers.lmcache_selftest import Tokenize
 from engine_bridge.drivers.noop import NoCacheControl
 from engine_bridge.mapping.model_profile import ModelProfile
 from engine_bridge.placement_watch import PlacementWatch
@@ -240,10 +241,10 @@ class Runtime:
                 self.models[name] = model_by_ids(known, engine, chunk_tokens or DEFAULT_CHUNK_TOKENS)
         self.prepared.set()
 
-    def _tokenize(self, text: str) -> Sequence[int]:
-        """Our side of the parity check, by the first model; without any there is nothing to compare."""
+    def _tokenize(self, text: str) -> Sequence[int] | None:
+        """Our side of the parity check, by the first model; None without a tokenizer of our own."""
         profile = next(iter(self._profiles.values()), None)
-        return plain_ids(profile, text) if profile is not None else ()
+        return plain_ids(profile, text) if profile is not None else None
 
     async def follow_events(self) -> None:
         """Read the engine's KV events, for ever."""
@@ -310,7 +311,7 @@ class Runtime:
         return next((self.tracking.namespace(name, "") for name in self.models), None)
 
 
-def cache_driver(config: Config, tokenize: Callable[[str], Sequence[int]] | None) -> CacheControl:
+def cache_driver(config: Config, tokenize: Tokenize | None) -> CacheControl:
     """The driver that the configuration names. `tokenize` is our side of the tokenizer's parity check."""
     cache = config.cache
     if cache.driver == "none":

@@ -472,4 +472,4 @@ async def world_of(cache: Cache, config: Config, *, controls: bool = True) -> As
 def _is_ready(up: Serving, controls: bool) -> bool:
     runtime = up.runtime
     tested = runtime.self_test.ok or (not controls and bool(runtime.self_test.chunk_size))
-    return tested and all(model.service is not None for model in runtime.models.values())
+    return tested and all(m.service is not None or m.engine_ids is not None for m in runtime.models.values())
