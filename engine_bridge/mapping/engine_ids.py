@@ -3,6 +3,9 @@
 For models whose prompts nobody outside the engine can render. Between two calls of a context the tokens that
 stayed belong to the messages that both had, the rest to the newest message. That is enough for edits, forks
 and closes, because what is alive is decided by chunk keys, and those come from the tokens themselves.
+
+A prompt ends with scaffold for the answer, which the next prompt may write otherwise. So the newest message
+ends at a chunk's end, before the scaffold as long as it was seen to be.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ import numpy as np
 
 from engine_bridge.chunk_keys import extend_keys
 from engine_bridge.mapping.ranges import MappedPrompt
+
+MAX_SCAFFOLD_TOKENS = 64
+"""More than this changed at a prompt's end is no scaffold: the newest message was edited."""
 
 MAX_CONTEXTS = 10_000
 """Contexts remembered; the least recently used are forgotten and start anew."""
@@ -34,21 +40,29 @@ class EngineIdsMapper:
 
     def __init__(self, chunk_tokens: int) -> None:
         self._chunk_tokens = chunk_tokens
+        self._scaffold_tokens = 0
         self._contexts: OrderedDict[str, _Known] = OrderedDict()
 
     def map(self, state_key: str, num_messages: int, prompt_ids: Sequence[int]) -> MappedPrompt:
         """The next prompt of a context: `prompt_ids` are the engine's, `num_messages` the client's.
 
         Messages end where they ended before as far as the tokens are the same; of the others all but the
-        newest are empty. A prompt's end is the end of its newest message.
+        newest are empty.
         """
         known = self._contexts.setdefault(state_key, _Known())
         self._contexts.move_to_end(state_key)
         ids = array("I", prompt_ids)
         common = _common(known.ids, ids)
+        changed = len(known.ids) - common
+        if num_messages > len(known.ends) and changed <= MAX_SCAFFOLD_TOKENS:
+            self._scaffold_tokens = max(self._scaffold_tokens, changed)
         kept = [end for end in known.ends[: max(num_messages - 1, 0)] if end <= common]
         untold = max(num_messages - 1 - len(kept), 0)
-        ends = (*kept, *[common] * untold, len(ids)) if num_messages else ()
+        newest = max(len(ids) - self._scaffold_tokens, 0) // self._chunk_tokens * self._chunk_tokens
+        least = kept[-1] if kept else 0
+        newest = max(newest, least)
+        between = max(min(common, newest), least)
+        ends = (*kept, *[between] * untold, newest) if num_messages else ()
         extend_keys(known.keys, ids, common, self._chunk_tokens)
         known.ids, known.ends = ids, ends
         while len(self._contexts) > MAX_CONTEXTS:
