@@ -57,6 +57,7 @@ bench: $(STAMP) .engine/npm/.fetched ## the tables of docs/performance.md
 	$(PY) -m bench.mapping
 	$(PY) -m bench.event_log
 	$(PY) -m bench.index
+	$(PY) -m bench.added_latency
 
 docs: $(STAMP) ## regenerate docs/configuration.md and kvtether.schema.json
 	$(PY) -m proxy.documentation

@@ -41,7 +41,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port of the data listener.")] = None,
     admin_port: Annotated[int | None, typer.Option(help="Port of the admin listener.")] = None,
     mode: Annotated[Mode | None, typer.Option(help="observe (default), enforce or bypass.")] = None,
-    holdout: Annotated[float | None, typer.Option(help="Share of contexts that stay in observe.")] = None,
+    holdout: Annotated[
+        str | None, typer.Option(help="Share of contexts that stay in observe: 0.05 or 5%.")
+    ] = None,
 ) -> None:
     """Forward calls, follow their lifecycle, and in enforce free what is dead."""
     # Not above: it takes seconds to import, and the emergency switch must not wait for them.
@@ -56,7 +58,7 @@ def serve(
         "data.port": port,
         "admin.port": admin_port,
         "mode": mode.value if mode else None,
-        "holdout": holdout,
+        "holdout": _share(holdout),
     }
     configure_logging()
     settings = _load(config, overrides)
@@ -151,6 +153,16 @@ def configure_logging() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def _share(text: str | None) -> float | None:
+    """A share as people write it: 0.05 or 5%."""
+    if text is None:
+        return None
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        _fail(f"--holdout {text}: a share like 0.05 or 5% is expected")
 
 
 def _load(path: Path | None, overrides: Mapping[str, Any]) -> Config:

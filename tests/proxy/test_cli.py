@@ -129,6 +129,8 @@ async def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
         (("serve", "--config", "open.yaml"), "api_keys"),
         (("doctor", "--config", "wrong.yaml"), "urll"),
         (("tail", "--admin", "http://127.0.0.1:9"), "127.0.0.1:9"),
+        (("serve", "--holdout", "some"), "--holdout some"),
+        (("serve", "--holdout", "500%"), "holdout"),
     ):
         status, said = await run(tmp_path, *arguments)
         assert status == 2, said
