@@ -6,8 +6,10 @@ from pathlib import Path
 
 from lifecycle.ports import EventLog
 from lifecycle.store.memory import MemoryEventLog
+from lifecycle.store.redis_streams import RedisEventLog
 from lifecycle.store.sql import SqlEventLog
 from tests.lifecycle.store.faulty_event_log import FaultyEventLog
+from tests.lifecycle.store.redis_process import place_in_shared_redis
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,13 @@ async def _sqlite(place: Path) -> EventLog:
     return await SqlEventLog.open(f"sqlite:///{place}/events.db")
 
 
+async def _redis(place: Path) -> EventLog:
+    return await RedisEventLog.open(await place_in_shared_redis(place))
+
+
 ADAPTERS = (
     Adapter("memory", _memory, shared=False),
     Adapter("memory behind delays", _slow_memory, shared=False),
     Adapter("sqlite", _sqlite, shared=True),
+    Adapter("redis", _redis, shared=True),
 )
