@@ -1,10 +1,11 @@
-"""Append latency and throughput of the SQLite event log, with group commit.
+"""Append latency and throughput of a durable event log: SQLite with group commit, or Redis Streams.
 
-    python -m bench.event_log [--repeats 5] [--seconds 1.5] [--directory DIR]
+    python -m bench.event_log [--redis] [--repeats 5] [--seconds 1.5] [--directory DIR]
 
 Every append records one turn of an agent: a call that arrived with two new messages, and its mapping of four
 chunks. At concurrency n, n streams each wait for their append before the next one. Each repeat runs on a
-fresh file after a warm-up; a cell is the median over the repeats, then the smallest and the largest.
+fresh log after a warm-up; a cell is the median over the repeats, then the smallest and the largest. With
+`--redis` a server is started on this machine, on loopback, syncing its file before it answers.
 """
 
 import argparse
@@ -13,13 +14,16 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lifecycle.core.events import CallArrived, CallMapped, Event, PrefillDone
 from lifecycle.core.observations import MessageFact
 from lifecycle.store.codec import encode
-from lifecycle.store.sql import SqlEventLog
+from lifecycle.store.opening import open_log
 from lifecycle.vocabulary import MappingKind
+from tests.lifecycle.store.redis_process import RedisProcess
 
 CONCURRENCY = (1, 16, 64)
 WARM_UP_APPENDS = 20
@@ -38,7 +42,7 @@ TURN: tuple[Event, ...] = (
 
 async def measure(url: str, concurrency: int, seconds: float) -> tuple[float, float, float]:
     """Latency p50 and p99 in milliseconds, and appends a second."""
-    log = await SqlEventLog.open(url)
+    log, *_ = await open_log(url)
     latencies: list[float] = []
 
     async def turns(name: str, until: float, most: int | None = None) -> None:
@@ -78,11 +82,25 @@ def cell(values: list[float], digits: int) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
+@contextmanager
+def logs(directory: Path, on_redis: bool) -> Iterator[Callable[[str], str]]:
+    """Gives the URL of a fresh log for each name."""
+    if not on_redis:
+        yield lambda name: f"sqlite:///{directory}/{name}.db"
+        return
+    server = RedisProcess(directory / "redis").start()
+    try:
+        yield lambda name: f"{server.url}?prefix={name}"
+    finally:
+        server.kill()
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--redis", action="store_true", help="Redis Streams instead of SQLite")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="length of one repeat at one concurrency")
     parser.add_argument("--directory", type=Path, default=None, help="where the files go; decides the disk")
@@ -91,15 +109,14 @@ def main() -> None:
         print(f"one append: {len(TURN)} events, {sum(len(encode(e)) for e in TURN)} bytes encoded")
         print(f"write and fsync of 4 KiB here: {fsync_ms(Path(directory)):.2f} ms (median of {FSYNCS})\n")
         print("| appends at once | p50 ms | p99 ms | appends/s |\n|---|---|---|---|")
-        for concurrency in CONCURRENCY:
-            results = [
-                asyncio.run(
-                    measure(f"sqlite:///{directory}/{concurrency}-{n}.db", concurrency, options.seconds)
-                )
-                for n in range(options.repeats)
-            ]
-            p50s, p99s, rates = (list(column) for column in zip(*results, strict=True))
-            print(f"| {concurrency} | {cell(p50s, 2)} | {cell(p99s, 2)} | {cell(rates, 0)} |")
+        with logs(Path(directory), options.redis) as url_of:
+            for concurrency in CONCURRENCY:
+                results = [
+                    asyncio.run(measure(url_of(f"{concurrency}-{n}"), concurrency, options.seconds))
+                    for n in range(options.repeats)
+                ]
+                p50s, p99s, rates = (list(column) for column in zip(*results, strict=True))
+                print(f"| {concurrency} | {cell(p50s, 2)} | {cell(p99s, 2)} | {cell(rates, 0)} |")
 
 
 if __name__ == "__main__":

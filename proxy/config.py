@@ -124,7 +124,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[KeyConfig, ...], _doc("Without any, only loopback addresses are served, as tenant `default`.")
     ] = ()
     tenants: tuple[TenantConfig, ...] = ()
-    log_url: Annotated[str, _doc("The event log, an SQLAlchemy URL, or `memory:`.")] = "sqlite:///kvtether.db"
+    log_url: Annotated[
+        str, _doc("The event log: `sqlite:///path`, `redis://host/0?prefix=kvtether`, or `memory:`.")
+    ] = "sqlite:///kvtether.db"
     plan_wait_seconds: Annotated[
         float, _doc("Longest time that a call waits for its plan in enforce.", ge=0, le=1)
     ] = 0.005

@@ -7,7 +7,7 @@ import msgspec
 
 from engine_bridge.cache_events import EventSubscriber
 from lifecycle.errors import LifecycleError
-from lifecycle.store.sql import SqlEventLog
+from lifecycle.store.opening import open_log
 from proxy.config import Config
 from proxy.models import EngineUnreached, MappedModel, ask_engine, load_profile, plain_ids
 from proxy.runtime import MEMORY_LOG, cache_driver
@@ -81,11 +81,11 @@ async def _log(config: Config) -> Finding:
     if config.log_url == MEMORY_LOG:
         return Finding("event log", True, "in memory: what is known is lost with the process")
     try:
-        event_log = await SqlEventLog.open(config.log_url)
+        event_log, _, place = await open_log(config.log_url)
     except LifecycleError as error:
         return Finding("event log", False, str(error))
     try:
-        return Finding("event log", True, f"{config.log_url}, {await event_log.head()} events")
+        return Finding("event log", True, f"{place}, {await event_log.head()} events")
     finally:
         await event_log.close()
 

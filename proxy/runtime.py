@@ -21,8 +21,8 @@ from lifecycle.errors import LifecycleError
 from lifecycle.ports import CacheControl, EventLog, SelfTest
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.store.memory import MemoryEventLog
+from lifecycle.store.opening import open_log
 from lifecycle.store.pin_vault import PinVault
-from lifecycle.store.settings import SqlSettings
 from lifecycle.store.sql import SqlEventLog
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Mode
@@ -381,10 +381,8 @@ async def _open_log(url: str) -> tuple[EventLog, bytes, str]:
     if url == MEMORY_LOG:
         return MemoryEventLog(), secrets.token_bytes(DIGEST_SECRET_BYTES), ""
     try:
-        event_log = await SqlEventLog.open(url)
-        secret = await SqlSettings(event_log.engine).get_or_create(
-            DIGEST_SECRET, lambda: secrets.token_bytes(DIGEST_SECRET_BYTES)
-        )
+        event_log, settings, _ = await open_log(url)
+        secret = await settings.get_or_create(DIGEST_SECRET, lambda: secrets.token_bytes(DIGEST_SECRET_BYTES))
     except LifecycleError as error:
         problem = f"the event log cannot be opened, events of this run are lost at its end: {error}"
         log.error(problem)

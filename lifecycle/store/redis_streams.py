@@ -5,8 +5,8 @@ of the batch's last event), and one stream for each stream of the log (one entry
 version). Payloads lie once, in the streams; the feed says in which order to read them.
 
 Writes. One Lua script looks at everything before it writes anything: the history, the stream's version,
-the head. Redis runs a script alone, refuses it for want of memory or disk only before its first write, and
-its file keeps a script as one unit; so a batch lands whole or not at all. Sent twice, it lands once.
+the head. Redis runs a script alone, refuses it for want of memory only before its first write, and its file
+keeps a script as one unit; so a batch lands whole or not at all. Sent twice, it lands once.
 
 Order. Positions are counted in the same script: without gaps, and nothing can appear behind a position that
 was seen.

@@ -5,6 +5,7 @@ from pathlib import Path
 from proxy.config import CacheConfig, Config, ModelConfig, UpstreamConfig
 from proxy.doctor import examine
 from tests.lifecycle.fake_cache import FakeCache
+from tests.lifecycle.store.redis_process import place_in_shared_redis
 from tests.proxy.scripted_upstream import ScriptedUpstream
 from tests.proxy.toy_model import NAME, ToyEngine, write_model
 
@@ -46,6 +47,17 @@ async def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         assert not (await found(config(engine.url)))["model"][0]
     for bodies in engine.exchanges:
         assert bodies.method == "GET"
+
+
+async def test_a_log_in_redis_is_named_without_its_password(tmp_path: Path) -> None:
+    url = await place_in_shared_redis(tmp_path)
+    async with ScriptedUpstream(ToyEngine(FakeCache()).script) as engine:
+        ok, text = (await found(config(engine.url, log_url=url.replace("//", "//:hunter2@"))))["event log"]
+        assert not ok
+        assert "hunter2" not in text
+        ok, text = (await found(config(engine.url, log_url=url)))["event log"]
+        assert ok
+        assert text.endswith(", 0 events")
 
 
 async def test_an_engine_that_is_not_there_is_said_first(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from lifecycle.core.ids import Namespace
 from lifecycle.core.observations import ContextOpened
 from lifecycle.ports import SelfTest
+from lifecycle.store.opening import open_log
 from lifecycle.vocabulary import DirectiveOutcome, IdentityRung, Mode
 from proxy.config import CacheConfig
 from proxy.runtime import open_runtime
 from tests.lifecycle.fake_cache import FakeCache
 from tests.lifecycle.lives import books, replayed
+from tests.lifecycle.store.redis_process import RedisProcess, place_in_shared_redis
 from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream
 from tests.proxy.toy_model import CHUNK, NAME
 from tests.proxy.whole_proxy import Whole, assistant, configured, lifecycle, system, user, whole_proxy
@@ -151,3 +153,50 @@ async def test_without_a_cache_everything_is_followed_and_nothing_controlled(tmp
             assert runtime.models[NAME].service is not None
             assert multiprocessing.active_children()
         assert not multiprocessing.active_children()
+
+
+async def test_on_redis_contexts_and_digests_survive_a_restart(tmp_path: Path) -> None:
+    log_url = await place_in_shared_redis(tmp_path)
+    cache = FakeCache(chunk_size=CHUNK)
+    shapes = []
+    for call in ("1", "2"):
+        async with whole_proxy(tmp_path, cache=cache, log_url=log_url) as it:
+            await it.chat(LIST, lifecycle(ctx="a", call=call))
+            await it.until(lambda call=call: call in it.context("a").attempts)
+            await stored(it)
+            shapes.append(it.runtime.hasher.shape(user("hi")))
+            contexts = it.runtime.tracker.contexts
+    assert shapes[0] == shapes[1]
+    assert set(it.context("a").attempts) == {"1", "2"}
+    log, *_ = await open_log(log_url)
+    assert books(contexts) == books(await replayed(log))
+    await log.close()
+
+
+async def test_a_redis_that_is_away_at_the_start_leaves_calls_alone(tmp_path: Path) -> None:
+    nowhere = "redis://kv:hunter2@127.0.0.1:1/0"
+    async with whole_proxy(tmp_path, log_url=nowhere, ready=False) as it:
+        assert (await it.chat(LIST)).status_code == 200
+        (problem,) = [p for p in it.runtime.problems if "event log cannot be opened" in p]
+        assert "redis://127.0.0.1:1/0" in problem
+        assert "hunter2" not in problem
+
+
+async def test_a_redis_that_dies_under_a_running_proxy_costs_no_call_and_no_event(tmp_path: Path) -> None:
+    redis = RedisProcess(tmp_path / "redis").start()
+    try:
+        async with whole_proxy(tmp_path, cache=FakeCache(chunk_size=CHUNK), log_url=redis.url) as it:
+            await it.chat(LIST, lifecycle(ctx="a", call="1"))
+            await stored(it)
+            await asyncio.to_thread(redis.kill)
+            answer = await it.chat([*LIST, assistant("x"), user("y")], lifecycle(ctx="a", call="2"))
+            assert answer.status_code == 200
+            await it.until(lambda: bool(it.runtime.tracker.degraded))
+            assert any("wait for the event log" in problem for problem in it.runtime.problems)
+            await asyncio.to_thread(redis.start)
+            await it.until(lambda: not it.runtime.tracker.degraded)
+            assert set(it.context("a").attempts) == {"1", "2"}
+            contexts = it.runtime.tracker.contexts
+            assert books(contexts) == books(await replayed(it.runtime.event_log))
+    finally:
+        redis.kill()

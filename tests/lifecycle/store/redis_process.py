@@ -47,7 +47,12 @@ class RedisProcess:
         command = [REDIS_SERVER_PATH]
         for name, value in (options | self.settings).items():
             command += [f"--{name}", value]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            restore_signals=False,  # so that a limit on its files is an error to it, as a full disk is
+        )
         with Redis(port=self.port, socket_timeout=START_SECONDS) as client:
             for _ in range(int(START_SECONDS * 100)):
                 with suppress(NoConnection):  # also while it loads
@@ -56,6 +61,11 @@ class RedisProcess:
                 with suppress(subprocess.TimeoutExpired):
                     raise RuntimeError(f"redis-server ended with {self._process.wait(0.01)}")
         raise RuntimeError("redis-server does not answer")
+
+    def wait(self) -> None:
+        """Until it ended by itself."""
+        if self._process is not None:
+            self._process.wait(START_SECONDS)
 
     def kill(self) -> None:
         """End it as a crash would."""

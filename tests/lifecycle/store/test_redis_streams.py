@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -109,6 +110,26 @@ async def test_what_was_acknowledged_before_a_kill_is_there_and_every_batch_is_w
         stream = await stream_of(log, f"ctx/{n}")
         assert numbers(stream) == [version - version % 3 for version in range(len(stream))]
         assert len(stream) % 3 == 0
+
+
+async def test_on_a_full_disk_the_server_ends_and_what_it_acknowledged_stays(redis, log) -> None:
+    file = redis.directory / "appendonly.aof"
+    await log.append("ctx/a", grown(1), 0)
+    limit = file.stat().st_size + 50_000
+    resource.prlimit(redis.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    acknowledged: list[RecordedEvent] = []
+    for n in range(20):
+        try:
+            acknowledged += await log.append(f"full/{n}", [heavy(3_000)] * 4, 0)
+        except LogUnavailable:
+            break
+    assert 0 < len(acknowledged) == 4 * n
+    redis.wait()
+    redis.start()
+    there = await all_of(log)
+    assert there[1 : 1 + len(acknowledged)] == acknowledged
+    assert len(await stream_of(log, f"full/{n}")) in (0, 4)
+    assert numbers(await log.append("ctx/a", grown(2), 1)) == [2]
 
 
 async def test_a_losing_batch_leaves_no_trace(redis, log) -> None:
