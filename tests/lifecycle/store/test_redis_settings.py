@@ -47,6 +47,19 @@ async def test_all_who_ask_at_once_get_the_same_value(redis) -> None:
         await log.close()
 
 
+async def test_who_comes_second_takes_the_value_that_is_there(redis) -> None:
+    log = await RedisEventLog.open(redis.url)
+
+    def too_late() -> bytes:
+        redis.run("SET", log.server.key("setting", "digest_secret"), b"theirs")
+        return b"ours"
+
+    settings = RedisSettings(log.server)
+    assert await settings.get_or_create("digest_secret", too_late) == b"theirs"
+    assert await settings.get_or_create("digest_secret", fresh) == b"theirs"
+    await log.close()
+
+
 async def test_logs_under_other_prefixes_have_values_of_their_own(redis) -> None:
     logs = [await RedisEventLog.open(f"{redis.url}?prefix={prefix}") for prefix in "ab"]
     values = [await RedisSettings(log.server).get_or_create("digest_secret", fresh) for log in logs]
