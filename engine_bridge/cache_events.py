@@ -26,7 +26,10 @@ from lifecycle.vocabulary import Tier
 
 SHORT_HASH_MASK = (1 << 64) - 1
 REPLAY_MILLISECONDS = 10_000
-"""How long to wait for the next piece of a replay: the engine serves it between its other work."""
+"""How long to wait for the first piece of a replay: the engine serves it between its other work."""
+
+REPLAY_GAP_MILLISECONDS = 500
+"""How long to wait for a further piece: the engine sends them all at once."""
 
 MAX_WAITING = 100_000
 """Frames that may queue up while we read a replay; the engine keeps as many on its side."""
@@ -250,22 +253,42 @@ class EventSubscriber:
                     yield batch
 
     async def _catch_up(self, context: zmq.asyncio.Context, first: int) -> list[EventBatch]:
-        """Batches from `first` on by the replay socket; empty if there is none or it does not answer."""
-        if self._replay_endpoint is None:
-            return []
+        """Batches from `first` on by the replay socket; empty if there is none or it does not answer.
+
+        The engine's queue takes a thousand messages and drops those that come while it is full, be they in
+        the middle or the mark of the end: then the rest is asked for.
+        """
         batches: list[EventBatch] = []
+        following: int | None = first
+        while following is not None:
+            following = await self._replay(context, following, batches)
+        return batches
+
+    async def _replay(
+        self, context: zmq.asyncio.Context, first: int, batches: list[EventBatch]
+    ) -> int | None:
+        """Ask once; answers from where on to ask again, None after the end or without any answer."""
+        if self._replay_endpoint is None:
+            return None
+        following: int | None = None
+        patience = REPLAY_MILLISECONDS
         # One question has many answers, which a REQ socket cannot read: a DEALER that speaks like one can.
         with context.socket(zmq.DEALER) as socket:
             socket.linger = 0
+            socket.rcvhwm = MAX_WAITING
             socket.connect(self._replay_endpoint)
             await socket.send_multipart([b"", first.to_bytes(8, "big")])
-            while await socket.poll(REPLAY_MILLISECONDS):
+            while await socket.poll(patience):
+                patience = REPLAY_GAP_MILLISECONDS
                 frames = await socket.recv_multipart()
                 sequence = int.from_bytes(frames[-2], "big", signed=True)
                 if sequence == END_OF_REPLAY:
+                    return None
+                if following is not None and sequence > following:
                     break
+                following = sequence + 1
                 batches += self.gate.offer(sequence, frames[-1])
-        return batches
+        return following
 
 
 class GeneratedChunk(msgspec.Struct, frozen=True, kw_only=True):

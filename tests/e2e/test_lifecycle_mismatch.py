@@ -114,7 +114,7 @@ async def test_what_the_self_test_cannot_see_is_found_by_the_keys(
 
 
 async def nothing_is_deleted(world: World) -> None:
-    """A whole life, and a second one behind it: both unmapped with a reason, no delete, every chunk left."""
+    """A whole life and a second one behind it: both unmapped with a reason, no delete, every chunk left."""
     deletes = world.cache.control_writes()
     agent, stored = await a_life(world)
     await world.until(lambda: unmapped(world, agent))
@@ -126,9 +126,6 @@ async def nothing_is_deleted(world: World) -> None:
     reason = await world.until(lambda: unmapped(world, other))
     assert reason.startswith("verify: ")
     assert (await world.view(other.ctx))["unmapped"] == reason
-    await other.ops({"op": "close"})
-    last, _ = await a_life(world)
-    await world.until(lambda: unmapped(world, last))
     assert world.cache.control_writes() == deletes
     assert await world.cache.where(stored + others) == [BOTH] * len(stored + others)
 

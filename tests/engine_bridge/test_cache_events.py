@@ -1,7 +1,7 @@
 """The gate for KV events: order, duplicates, gaps, restarts; and the chain of generated chunks."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -179,8 +179,13 @@ class TestGeneratedChunks:
 
 
 @contextmanager
-def engine(replayable: list[tuple[int, bytes]]) -> Iterator[tuple[zmq.Socket[bytes], str, str]]:
-    """A publisher and a replay socket as vLLM has them; answers replays from the list, in a thread."""
+def engine(
+    replayable: list[tuple[int, bytes]], drops: Sequence[set[int]] = ()
+) -> Iterator[tuple[zmq.Socket[bytes], str, str]]:
+    """A publisher and a replay socket as vLLM has them; answers replays from the list, in a thread.
+
+    `drops` are the numbers that the engine's full queue drops of its first answers, -1 for the end's mark.
+    """
     import threading
 
     with zmq.Context() as context:
@@ -188,6 +193,8 @@ def engine(replayable: list[tuple[int, bytes]]) -> Iterator[tuple[zmq.Socket[byt
         stop = context.socket(zmq.PAIR)
         stop.bind("inproc://stop")
         ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (publisher, replay)]
+
+        dropping = list(drops)
 
         def serve() -> None:
             halt = context.socket(zmq.PAIR)
@@ -197,10 +204,13 @@ def engine(replayable: list[tuple[int, bytes]]) -> Iterator[tuple[zmq.Socket[byt
             poller.register(halt, zmq.POLLIN)
             while halt not in dict(poller.poll()):
                 client, empty, first = replay.recv_multipart()
-                for sequence, body in list(replayable):
-                    if sequence >= int.from_bytes(first, "big"):
-                        replay.send_multipart((client, empty, b"kv", sequence.to_bytes(8, "big"), body))
-                replay.send_multipart((client, empty, b"", (-1).to_bytes(8, "big", signed=True), b""))
+                dropped = dropping.pop(0) if dropping else set()
+                for sequence, body in [*replayable, (-1, b"")]:
+                    if (
+                        sequence == -1 or sequence >= int.from_bytes(first, "big")
+                    ) and sequence not in dropped:
+                        number = sequence.to_bytes(8, "big", signed=True)
+                        replay.send_multipart((client, empty, b"kv" if body else b"", number, body))
             halt.close(0)
 
         thread = threading.Thread(target=serve)
@@ -251,6 +261,16 @@ class TestSubscriber:
                 frames += [(sequence, payload(at=1.0 + sequence)) for sequence in range(6, 10)]
                 await publish_until(publisher, live, task)
         assert [batch.sequence for batch in got] == list(range(10))
+        assert not any(batch.events for batch in got)
+
+    async def test_what_the_engines_queue_dropped_of_a_replay_is_asked_for(self) -> None:
+        frames = [(sequence, payload(at=1.0 + sequence)) for sequence in range(9)]
+        with engine(frames, [{3, 4}, {7, 8, -1}, {-1}]) as (_, events, replay):
+            subscriber = EventSubscriber(events, replay_endpoint=replay, topic="kv")
+            got: list[EventBatch] = []
+            async with asyncio.timeout(20):
+                await read(subscriber, got, len(frames), asyncio.Event())
+        assert [batch.sequence for batch in got] == list(range(9))
         assert not any(batch.events for batch in got)
 
     async def test_without_a_replay_a_hole_is_told(self) -> None:
