@@ -356,6 +356,7 @@ class Agent:
             messages=self.messages,  # type: ignore[arg-type]
             max_tokens=max_tokens,
             stream=True,
+            stream_options={"include_usage": True},
             extra_headers=lifecycle(ctx=self.ctx, **fields),
             extra_body={"return_token_ids": True, **PLAIN, **(body or {})},
         )
