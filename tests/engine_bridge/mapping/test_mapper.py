@@ -95,7 +95,7 @@ def test_every_template_of_the_corpus_maps_exactly(path):
 @given(seed=st.integers(0, 2**32))
 def test_real_tokenizers_map_exactly(model, seed):
     if not has_real(model):
-        pytest.skip(f"tests/fetch_tokenizers.py {model} was not run")
+        pytest.fail(f"run tests/fetch_tokenizers.py {model} first: make test does")
     walk(ChatMapper(real_profile(model)), seed, 10)
 
 

@@ -112,5 +112,5 @@ def test_tools_can_be_left_out_when_none_may_be_called():
 
 def test_a_real_model_loads():
     if not has_real("qwen3"):
-        pytest.skip("tests/fetch_tokenizers.py qwen3 was not run")
+        pytest.fail("run tests/fetch_tokenizers.py qwen3 first: make test does")
     assert real_profile("qwen3").template_for(True).content_format == "string"

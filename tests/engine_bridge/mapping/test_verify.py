@@ -51,7 +51,7 @@ async def test_a_refusal_of_one_side_only_is_a_mismatch():
 
 def test_probes_tell_thinking_from_not_thinking_on_a_real_model():
     if not has_real("qwen3"):
-        pytest.skip("tests/fetch_tokenizers.py qwen3 was not run")
+        pytest.fail("run tests/fetch_tokenizers.py qwen3 first: make test does")
     mapper = ChatMapper(real_profile("qwen3"))
     ids = {probe.name: mapper.map(ChatPrompt.from_body(probe.body)).token_ids.tolist() for probe in probes()}
     assert len({tuple(found) for found in ids.values()}) == len(ids)
