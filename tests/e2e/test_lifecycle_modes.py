@@ -47,12 +47,13 @@ async def test_observe_plans_everything_and_does_nothing(
         agent, prompts, generated = await long_run(world)
         await world.until_confirmed(await agent.keys())
         compacted = [agent.messages[0], {"role": "user", "content": prose(40)}]
-        dead = prompts - set(await cache.keys(compacted, agent.tools))
+        head = set(await cache.head_keys(agent.messages[:1], agent.tools))
+        dead = prompts - head
         await agent.ops({"op": "replace", "span": [1, len(agent.messages)], "n": 1})
         await world.until_settled(sorted(dead), DirectiveOutcome.SUPPRESSED)
         agent.messages = compacted
         await agent.call()
-        live = set(await agent.keys())
+        live = head | (set(await agent.keys()) - prompts)
         everything |= prompts | generated | live
 
         # a one-off
