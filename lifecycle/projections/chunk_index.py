@@ -283,14 +283,12 @@ class ChunkIndex:
         found = self._find(namespace, key)
         return found[0].refs if found else 0
 
-    def is_dead(self, namespace: Namespace, key: bytes) -> bool:
-        """Whether the key is in the books and nothing refers to it. An unknown key is not dead."""
-        found = self._find(namespace, key)
-        return found is not None and not found[0].refs
-
     def still_dead(self, namespace: Namespace) -> Callable[[bytes], bool]:
-        """The question before a delete: dead by now, whatever it was when the delete was decided."""
-        return lambda key: self.is_dead(namespace, key)
+        """The question before a delete: does nothing refer to it now, whatever was true when it was decided.
+
+        A key that left the books meanwhile (somebody else removed the chunk) is referred to by nothing.
+        """
+        return lambda key: not self.references(namespace, key)
 
     def open_directives(self) -> list[Reclaim | Demote]:
         """Directives without an outcome, in order of their ids."""
