@@ -425,6 +425,11 @@ class Model:
             self._pin(current.tip, span, ttl, now)  # type: ignore[arg-type]
         elif kind == "unpin" and current is not None:
             self._unpin(current.tip, *fields)  # type: ignore[arg-type]
+        elif kind == "unpin":
+            # No list is left but what pins hold: the one that ends where the span does.
+            ((start, end),) = fields  # type: ignore[misc]
+            if 0 <= start < end:
+                self.pins = [p for p in self.pins if p.tip.messages()[end - 1 :] != [p.tip]]
         elif kind == "wait":
             (self.wait,) = fields  # type: ignore[assignment]
             self.active = now
