@@ -17,11 +17,12 @@ from lifecycle.core.decide import decide, open_context
 from lifecycle.core.events import Event, NamespaceEvent, RecordedEvent, UntrackedForwarded
 from lifecycle.core.ids import ContextKey, Namespace, context_stream
 from lifecycle.core.leases import next_deadline_ns
-from lifecycle.core.observations import ContextOpened, Observation, Tick
+from lifecycle.core.observations import CallEnding, ContextOpened, Observation, Tick
 from lifecycle.core.state import ContextState
 from lifecycle.errors import LogUnavailable, UnknownContext, VersionConflict
 from lifecycle.ports import Clock, EventLog
 from lifecycle.projections.contexts import Contexts
+from lifecycle.vocabulary import CallEnd
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +66,23 @@ class Tracker:
     async def start(self) -> None:
         """Rebuild what is true from the log. Raises `CorruptLog`, `LogUnavailable`."""
         await self.contexts.rebuild(self._log.read_all())
+
+    async def end_orphans(self) -> None:
+        """End the calls that were under way when the last process of this log ended: nobody else will.
+
+        For the only writer of a log, after `start`. A call in flight holds what it computes with, and one
+        whose tokens are not known yet holds reclaim back.
+        """
+        for uid, state in list(self.contexts.states.items()):
+            for flight in state.flights:
+                ending = CallEnding(
+                    at_ns=self.clock.now_ns(),
+                    call_id=flight.call_id,
+                    attempt=flight.attempt,
+                    end=CallEnd.ABORTED,
+                    detail="the proxy was restarted",
+                )
+                await self.observe(uid, ending)
 
     async def open(self, observation: ContextOpened, parent: ContextKey | None) -> ContextState:
         """Begin a context, or answer the one that is there. Raises `LogUnavailable`."""

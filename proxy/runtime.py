@@ -349,6 +349,7 @@ async def open_runtime(config: Config, cache: CacheControl | None = None) -> Asy
         await _adopt_holds(runtime)
         try:
             await runtime.tracker.start()
+            await runtime.tracker.end_orphans()
         except LifecycleError as error:
             runtime.problem = f"the event log cannot be read, nothing is followed: {error}"
             runtime.modes.bypass_all = True

@@ -10,6 +10,7 @@ import pytest
 
 from lifecycle.core.events import CallArrived, RecordedEvent, UntrackedForwarded
 from lifecycle.core.observations import CallMapping
+from lifecycle.core.state import list_path
 from lifecycle.errors import InvalidObservation, LogUnavailable, UnknownContext
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.store.sql import SqlEventLog
@@ -113,6 +114,28 @@ async def test_observations_wait_for_the_log_in_order_and_nothing_is_reclaimed_m
     assert log.appended == ["CallArrived", "CallMapped", "CallArrived"]
     assert not tracker.degraded
     assert books(tracker.contexts) == books(await replayed(log))
+
+
+async def test_calls_that_a_dead_process_left_in_flight_end_with_the_next_one() -> None:
+    log = MemoryEventLog()
+    tracker, _ = await started(log)
+    agent = Agent(tracker, "a")
+    await agent.open()
+    await agent.arrive("u1", "mapped")
+    await agent.map("u1", "mapped")
+    await agent.first("mapped")
+    await agent.arrive("u1 a1 u2", "unknown")
+    again, _ = await started(log)
+    assert len(again.contexts.states["a"].flights) == 2
+    assert again.contexts.index.oldest_unknown_ns(agent.namespace) is not None
+    await again.end_orphans()
+    state = again.contexts.states["a"]
+    assert state.flights == ()
+    assert again.contexts.index.oldest_unknown_ns(agent.namespace) is None
+    current = state.current_branch()
+    assert current is not None
+    assert len(list_path(state, current.tip)) == 1, "what was computed is still the context's list"
+    assert books(again.contexts) == books(await replayed(log))
 
 
 async def test_a_lost_answer_of_the_log_is_found_again() -> None:
