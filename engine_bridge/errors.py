@@ -2,7 +2,6 @@
 
 BridgeError
 ├── CacheUnavailable     the cache's control interface cannot be reached; the directive may be tried again
-├── StaleIncarnation     the answer concerns a process that is gone; forget what lived in it
 ├── TemplateMismatch     our tokens are not the engine's; stop mapping under this fingerprint
 └── Unmappable           this call's tokens cannot be known; forward it, reclaim nothing of it
     └── RejectedByEngine the engine answers such a request with an error; no KV comes of it
@@ -15,15 +14,6 @@ class BridgeError(Exception):
 
 class CacheUnavailable(BridgeError):
     """The cache did not answer, or answered with a failure of its own."""
-
-
-class StaleIncarnation(BridgeError):
-    """What was said holds for an earlier run of the engine or of the cache server."""
-
-    def __init__(self, expected: str, actual: str) -> None:
-        super().__init__(f"expected incarnation {expected!r}, found {actual!r}")
-        self.expected = expected
-        self.actual = actual
 
 
 class TemplateMismatch(BridgeError):

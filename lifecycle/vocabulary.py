@@ -108,8 +108,6 @@ MAPPING_HEADER = "x-kv-mapping"
 
 KV_TRANSFER_PARAMS = "kv_transfer_params"
 MAX_OFFLOAD_TOKENS = "lmcache.max_offload_tokens"
-HINT_CONTEXT = "lmcache.kvt.ctx"
-HINT_CALL = "lmcache.kvt.call"
 CACHE_SALT = "cache_salt"
 
 LEASE_SECONDS: dict[WaitKind, float] = {

@@ -144,15 +144,20 @@ class Tracking:
         return call
 
     async def _operations_sent_before(self, request: CallRequest) -> None:
-        """Wait until the operation that the call names as sent before it has been taken in."""
+        """Wait until the operation that the call names as sent before it has been taken in.
+
+        Those that ride on the call itself are taken in with its arrival: only what comes before them is
+        waited for.
+        """
         fields = request.fields
         if fields.seq is None:
             return
+        awaited = min([fields.seq, *(operation.seq - 1 for operation in fields.ops)])
         key = ContextKey(request.tenant, request.identity.context_id)
         while True:
             state = self.tracker.contexts.find(key, request.namespace)
             source = state.sources.get(fields.source) if state is not None else None
-            if source is not None and source.applied >= fields.seq:
+            if (source.applied if source is not None else 0) >= awaited:
                 return
             self._changed.clear()
             await self._changed.wait()

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from engine_bridge.errors import BridgeError, RejectedByEngine, StaleIncarnation, TemplateMismatch, Unmappable
+from engine_bridge.errors import BridgeError, RejectedByEngine, TemplateMismatch, Unmappable
 
 
 @pytest.mark.parametrize("kind", [Unmappable, RejectedByEngine])
@@ -15,7 +15,7 @@ def test_a_reason_survives_the_way_from_another_process(kind):
 
 
 def test_one_except_catches_the_whole_tree():
-    for error in (Unmappable("x"), StaleIncarnation("a", "b"), TemplateMismatch("user", 3, 10, 11)):
+    for error in (Unmappable("x"), TemplateMismatch("user", 3, 10, 11)):
         assert isinstance(error, BridgeError)
     assert isinstance(RejectedByEngine("x"), Unmappable)
 
