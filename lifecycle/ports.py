@@ -75,7 +75,7 @@ class CacheControl(Protocol):
     """The narrow door to a KV cache. Only what a driver reports is true of the cache.
 
     `execute` never raises for what the cache did: it answers with an outcome. `still_dead` is asked right
-    before each delete, so that a chunk that came back to life since the decision is left alone.
+    before each delete, so that a chunk that may be in use since the decision is left alone.
     `token_ids` gives the tokens of a chain to drivers whose cache addresses by token; None if unknown.
     """
 

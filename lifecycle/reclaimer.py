@@ -12,7 +12,7 @@ import structlog
 from lifecycle.core.directives import Admit, Demote, Directive, DirectiveResult, Pin, Reclaim, Unpin
 from lifecycle.core.events import DirectiveProposed, DirectiveSettled, RecordedEvent
 from lifecycle.core.ids import Namespace
-from lifecycle.core.plan import plan_reclaim
+from lifecycle.core.plan import others_may_use, plan_reclaim
 from lifecycle.errors import LogUnavailable
 from lifecycle.ports import CacheCapabilities, CacheControl, IdSource
 from lifecycle.tracker import Tracker
@@ -169,12 +169,38 @@ class Reclaimer:
         if kind not in capabilities.supported:
             reason = capabilities.unsupported.get(kind, f"{capabilities.driver} cannot {kind}")
             return DirectiveResult(outcome=DirectiveOutcome.UNSUPPORTED, reason=reason)
-        still_dead = self._tracker.contexts.index.still_dead(directive.namespace)
         try:
-            return await self._cache.execute(directive, still_dead, token_ids)
+            return await self._cache.execute(directive, self._may_still(directive), token_ids)
         except Exception as error:
             log.exception("a directive failed", directive=directive.directive_id)
             return DirectiveResult(outcome=DirectiveOutcome.FAILED, reason=f"{type(error).__name__}: {error}")
+
+    def _may_still(self, directive: Directive) -> Callable[[bytes], bool]:
+        """The question before each delete: is what the plan rested on true at this moment?
+
+        A delete takes seconds. Meanwhile a call may refer to a chunk again, the log may fail (then nobody knows
+        whether one does), the cache may have become one not to touch, or somebody we cannot see may use it:
+        that forbids a reclaim, and the next plan demotes.
+        """
+        contexts = self._tracker.contexts
+        namespace = directive.namespace
+        unreferenced = contexts.index.still_dead(namespace)
+        looked_at = -1
+        doubted = False
+
+        def may(key: bytes) -> bool:
+            nonlocal looked_at, doubted
+            if not unreferenced(key) or self._tracker.degraded or self._objection(namespace):
+                return False
+            if isinstance(directive, Demote):
+                return True
+            if looked_at != contexts.position:  # doubt begins with an event, and many keys are asked about
+                looked_at = contexts.position
+                now_ns = self._tracker.clock.now_ns()
+                doubted = bool(others_may_use(contexts.index, namespace, now_ns))
+            return not doubted
+
+        return may
 
     async def settle(self, directive: Directive, result: DirectiveResult) -> None:
         """Record an outcome; waits for the log as long as it takes."""

@@ -100,7 +100,7 @@ def plan_reclaim(
     accepts. `as_of` is the position of the last event that `view` has seen.
     """
     unknown_ns = view.oldest_unknown_ns(namespace)
-    doubt = _others_may_use(view, namespace, now_ns)
+    doubt = others_may_use(view, namespace, now_ns)
     wanted = {FRESH} if doubt else {FRESH, DEMOTED}
     settled = (
         run
@@ -122,8 +122,11 @@ def plan_reclaim(
     return Reclaim(directive_id=new_id, namespace=namespace, reason=reason, keys=keys)
 
 
-def _others_may_use(view: ReclaimView, namespace: Namespace, now_ns: int) -> str:
-    """Why dead chunks may be in use all the same; empty if they cannot be."""
+def others_may_use(view: ReclaimView, namespace: Namespace, now_ns: int) -> str:
+    """Why dead chunks may be in use all the same; empty if they cannot be.
+
+    It begins with an event (a context unmapped, inference forwarded untracked) and ends with one or with time.
+    """
     unmapped = view.unmapped_contexts(namespace)
     if unmapped:
         more = f" and {len(unmapped) - 1} more" if len(unmapped) > 1 else ""

@@ -16,7 +16,7 @@ BOTH = frozenset({Tier.L1, Tier.L2})
 class FakeCache:
     """Holds `chunks` and does what it is told, unless `failing`, `unreachable` or held by `gate`.
 
-    `asked` is everything that reached it, in order.
+    `asked` is everything that reached it, in order; `reached` and `done` are set with it, before and after.
     """
 
     def __init__(self, supported: frozenset[str] = EVERYTHING, chunk_size: int = 4) -> None:
@@ -30,6 +30,7 @@ class FakeCache:
         self.gate = asyncio.Event()
         self.gate.set()
         self.reached = asyncio.Event()
+        self.done = asyncio.Event()
         self.closed = False
         self.tested = SelfTest(ok=True, chunk_size=chunk_size, bytes_per_token=10)
         self._supported = supported
@@ -74,6 +75,7 @@ class FakeCache:
                     self.chunks.pop(key, None)
                 else:
                     self.chunks[key] = frozenset({Tier.L2})
+            self.done.set()
             return DirectiveResult(
                 outcome=DirectiveOutcome.APPLIED,
                 applied=len(freed),

@@ -10,13 +10,14 @@ import pytest
 from lifecycle.core.directives import Demote, Pin, Reclaim
 from lifecycle.core.events import DirectiveProposed, DirectiveSettled
 from lifecycle.core.ids import Namespace, split_keys
+from lifecycle.core.observations import VerificationResult
 from lifecycle.errors import LogUnavailable
 from lifecycle.projections.chunk_index import RETRY_NS
 from lifecycle.projections.contexts import DirectiveRecord
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.tracker import Tracker
-from lifecycle.vocabulary import DirectiveOutcome, Mode
+from lifecycle.vocabulary import DirectiveOutcome, Mode, Tier
 from tests.lifecycle.core.story import NAMESPACE, NOW
 from tests.lifecycle.fake_cache import FakeCache
 from tests.lifecycle.lives import Agent, CountedIds, GatedLog, ManualClock, books, chain_of, replayed
@@ -223,6 +224,50 @@ async def test_chunks_that_came_back_to_life_meanwhile_are_left_alone() -> None:
     assert set(it.cache.chunks) == set(split_keys(SHARED))
     assert record.result is not None
     assert record.result.skipped == len(split_keys(SHARED))
+
+
+@pytest.mark.parametrize("doubt", ["untracked", "unmapped"])
+async def test_a_doubt_that_begins_before_the_delete_makes_it_a_demotion(doubt: str) -> None:
+    it = await scene()
+    it.cache.gate.clear()
+    async with running(it):
+        other = await it.lived("b", "s9 u9")
+        await (await it.lived("a")).close()
+        await asyncio.wait_for(it.cache.reached.wait(), 10)
+        if doubt == "untracked":
+            await it.tracker.untracked(NAMESPACE, "bypass")
+        else:
+            unseen = VerificationResult(at_ns=it.clock.now_ns(), reason="no key showed up")
+            await it.tracker.observe(other.uid, unseen)
+        it.cache.gate.set()
+        (first,) = await it.settled(1)
+        assert isinstance(first.directive, Reclaim)
+        assert first.result is not None
+        assert (first.result.applied, first.result.skipped) == (0, len(split_keys(KEYS)))
+        await it.later(RETRY_NS / 1e9 + 1)
+        second = (await it.settled(2))[1]
+    assert isinstance(second.directive, Demote)
+    assert {it.cache.chunks[key] for key in split_keys(KEYS)} == {frozenset({Tier.L2})}
+
+
+@pytest.mark.parametrize("kind", ["the log fails", "the self-test failed"])
+async def test_nothing_is_deleted_once_nobody_knows_whether_it_may_be(kind: str) -> None:
+    it = await scene()
+    it.cache.gate.clear()
+    async with running(it):
+        other = await it.lived("b", "s9 u9")
+        await (await it.lived("a")).close()
+        await asyncio.wait_for(it.cache.reached.wait(), 10)
+        if kind == "the log fails":
+            it.log.away = LogUnavailable("away")
+            await other.arrive("s1 u1", "c2")  # it may need what is about to be deleted
+        else:
+            it.objections[NAMESPACE] = kind
+        it.cache.gate.set()
+        await asyncio.wait_for(it.cache.done.wait(), 10)
+        assert set(split_keys(KEYS)) <= set(it.cache.chunks)
+        it.log.away = None
+        await it.tracker.retry_waiting()
 
 
 async def test_no_directive_is_sent_before_its_event_is_recorded() -> None:
