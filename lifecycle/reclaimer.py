@@ -178,9 +178,9 @@ class Reclaimer:
     def _may_still(self, directive: Directive) -> Callable[[bytes], bool]:
         """The question before each delete: is what the plan rested on true at this moment?
 
-        A delete takes seconds. Meanwhile a call may refer to a chunk again, the log may fail (then nobody knows
-        whether one does), the cache may have become one not to touch, or somebody we cannot see may use it:
-        that forbids a reclaim, and the next plan demotes.
+        A delete takes seconds. Meanwhile a call may refer to a chunk again, the log may fail (then nobody
+        knows whether one does), the cache may have become one not to touch, or somebody we cannot see may
+        use it: that forbids a reclaim, and the next plan demotes.
         """
         contexts = self._tracker.contexts
         namespace = directive.namespace

@@ -125,7 +125,7 @@ def plan_reclaim(
 def others_may_use(view: ReclaimView, namespace: Namespace, now_ns: int) -> str:
     """Why dead chunks may be in use all the same; empty if they cannot be.
 
-    It begins with an event (a context unmapped, inference forwarded untracked) and ends with one or with time.
+    It begins with an event (a context unmapped, inference forwarded untracked); one, or time, ends it.
     """
     unmapped = view.unmapped_contexts(namespace)
     if unmapped:
