@@ -75,6 +75,9 @@ def arrive(decision: Decision, call: CallArrival) -> None:
             eta=call.eta,
             source=call.source,
             seq=call.seq or 0,
+            arm=call.arm,
+            harness=call.harness,
+            num_messages=len(call.messages),
         )
     )
 
@@ -149,6 +152,7 @@ def _mapped_event(decision: Decision, observation: CallMapping, tail: Version) -
         ends=ends[first:],
         first_chunk=first_chunk,
         keys=mapping.chunk_keys[first_chunk * KEY_BYTES :],
+        bytes_per_token=observation.bytes_per_token,
     )
 
 

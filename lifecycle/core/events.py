@@ -11,7 +11,7 @@ from lifecycle.core.directives import Directive, DirectiveResult
 from lifecycle.core.ids import Namespace
 from lifecycle.core.observations import MessageFact, Operation, PinRequest
 from lifecycle.core.state import Version
-from lifecycle.vocabulary import CallEnd, IdentityRung, MappingKind, OutcomeResult, Tier, WaitKind
+from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, OutcomeResult, Tier, WaitKind
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -92,7 +92,8 @@ class CallArrived(_Event, frozen=True, kw_only=True, tag="call_arrived.v1"):
 
     `branch` is the branch the list goes on with, or leaves at `kept` if it `diverges`; -1 for a first one.
     `concurrent` says that another call was in flight then. `source` and `seq` name the last operation that
-    was sent before the call.
+    was sent before the call. `num_messages` is the length of the whole list, 0 where it was not recorded.
+    `arm` is how the call ran, None if nobody said; `harness` the class of program that sent it.
     """
 
     call_id: str
@@ -113,12 +114,16 @@ class CallArrived(_Event, frozen=True, kw_only=True, tag="call_arrived.v1"):
     eta: float | None = None
     source: str = ""
     seq: int = 0
+    arm: Arm | None = None
+    harness: str = ""
+    num_messages: int = 0
 
 
 class CallMapped(_Event, frozen=True, kw_only=True, tag="call_mapped.v1"):
     """Token ranges of a call's path from position `first_changed` on (0 is the head, the last the tail).
 
-    `ends` are their token ends, `keys` the keys of every full chunk from `first_chunk` on.
+    `ends` are their token ends, `keys` the keys of every full chunk from `first_chunk` on. `bytes_per_token`
+    is the size of a token's KV in the cache, 0 if unknown.
     """
 
     call_id: str
@@ -132,6 +137,7 @@ class CallMapped(_Event, frozen=True, kw_only=True, tag="call_mapped.v1"):
     ends: tuple[int, ...] = ()
     first_chunk: int = 0
     keys: bytes = b""
+    bytes_per_token: int = 0
 
 
 class PrefillDone(_Event, frozen=True, kw_only=True, tag="prefill_done.v1"):
@@ -285,6 +291,16 @@ class ContextVerified(_Event, frozen=True, kw_only=True, tag="context_verified.v
     """The cache itself showed the keys computed for a call."""
 
 
+class CallVerified(_Event, frozen=True, kw_only=True, tag="call_verified.v1"):
+    """The cache was asked for what a call may have stored of its prompt: it has shown `num_shown` of
+    `num_chunks` chunks, now or before."""
+
+    call_id: str
+    attempt: int
+    num_chunks: int
+    num_shown: int
+
+
 class ContextClosed(_Event, frozen=True, kw_only=True, tag="context_closed.v1"):
     """The context is over; only pins hold what they hold."""
 
@@ -316,6 +332,28 @@ class UntrackedForwarded(_Event, frozen=True, kw_only=True, tag="untracked_forwa
 
     namespace: Namespace
     reason: str
+
+
+class HarmBudgetExceeded(_Event, frozen=True, kw_only=True, tag="harm_budget_exceeded.v1"):
+    """Too much that we removed was needed again: this model and tenant only observe until rearmed.
+
+    `regretted_tokens` against `prompt_tokens` of the last `window_seconds`, of which `allowed_tokens` would
+    have been within the budget. `namespace` names the model only.
+    """
+
+    namespace: Namespace
+    tenant: str
+    regretted_tokens: int
+    prompt_tokens: int
+    allowed_tokens: int
+    window_seconds: float
+
+
+class EnforcementRearmed(_Event, frozen=True, kw_only=True, tag="enforcement_rearmed.v1"):
+    """An operator set enforce again for a model and tenant whose harm budget had been exceeded."""
+
+    namespace: Namespace
+    tenant: str
 
 
 class DirectiveProposed(_Event, frozen=True, kw_only=True, tag="directive_proposed.v1"):
@@ -362,11 +400,18 @@ ContextEvent: TypeAlias = (
     | TrackingGapHealed
     | ContextUnmapped
     | ContextVerified
+    | CallVerified
     | ContextClosed
 )
 
 NamespaceEvent: TypeAlias = (
-    ChunksConfirmed | ChunksGone | UntrackedForwarded | DirectiveProposed | DirectiveSettled
+    ChunksConfirmed
+    | ChunksGone
+    | UntrackedForwarded
+    | HarmBudgetExceeded
+    | EnforcementRearmed
+    | DirectiveProposed
+    | DirectiveSettled
 )
 
 Event: TypeAlias = ContextEvent | NamespaceEvent
