@@ -58,6 +58,14 @@ class Mode(StrEnum):
     ENFORCE = "enforce"
 
 
+class Arm(StrEnum):
+    """How a call ran, for comparison: under control, held out of it by lot, or where nothing is enforced."""
+
+    ENFORCE = "enforce"
+    HOLDOUT = "holdout"
+    OBSERVE = "observe"
+
+
 class Tier(StrEnum):
     """A place where KV lies."""
 

@@ -5,6 +5,7 @@ from typing import assert_never
 from lifecycle.core.calls import arrive, end, first_token, generated, mapped
 from lifecycle.core.decision import Decision
 from lifecycle.core.events import (
+    CallVerified,
     ContextClosed,
     ContextCreated,
     ContextEvent,
@@ -53,6 +54,16 @@ def decide(state: ContextState, observation: Observation) -> list[ContextEvent]:
         case OperationReceived():
             receive(decision, observation)
         case VerificationResult(reason=reason):
+            if observation.num_chunks:
+                decision.emit(
+                    CallVerified(
+                        at_ns=decision.at_ns,
+                        call_id=observation.call_id,
+                        attempt=observation.attempt,
+                        num_chunks=observation.num_chunks,
+                        num_shown=observation.num_shown,
+                    )
+                )
             if reason and reason != state.unverified:
                 decision.emit(ContextUnmapped(at_ns=decision.at_ns, reason=reason))
             elif not reason and state.unverified:

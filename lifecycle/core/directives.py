@@ -22,15 +22,23 @@ class Admit(_Directive, frozen=True, kw_only=True, tag="admit"):
 
 
 class Reclaim(_Directive, frozen=True, kw_only=True, tag="reclaim"):
-    """Free these dead chunks in every tier we can reach. `keys` is a run of concatenated chunk keys."""
+    """Free these dead chunks in every tier we can reach. `keys` is a run of concatenated chunk keys.
+
+    `owners` are the contexts that let go last: uid and number of chunks, in the order of the keys.
+    """
 
     keys: bytes
+    owners: tuple[tuple[str, int], ...] = ()
 
 
 class Demote(_Directive, frozen=True, kw_only=True, tag="demote"):
-    """Dead as far as we know, but not ours alone: leave the upper tier, keep the lower copy."""
+    """Dead as far as we know, but not ours alone: leave the upper tier, keep the lower copy.
+
+    `owners` as in `Reclaim`.
+    """
 
     keys: bytes
+    owners: tuple[tuple[str, int], ...] = ()
 
 
 class Pin(_Directive, frozen=True, kw_only=True, tag="pin"):

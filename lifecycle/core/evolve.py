@@ -14,6 +14,7 @@ from lifecycle.core.events import (
     CallArrived,
     CallEnded,
     CallMapped,
+    CallVerified,
     ContextClosed,
     ContextCreated,
     ContextEvent,
@@ -138,7 +139,7 @@ def evolve(state: ContextState | None, event: ContextEvent) -> ContextState:
             return _with_doubts(state, unverified="")
         case ContextClosed():
             return pruned(replace(state, closed=event.reason, branches=(), declared_length=None))
-        case DeclarationMismatched() | PinRefused():
+        case DeclarationMismatched() | PinRefused() | CallVerified():
             return state
         case _:
             assert_never(event)

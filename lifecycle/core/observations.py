@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from lifecycle.core.ids import Namespace
-from lifecycle.vocabulary import CallEnd, IdentityRung, MappingKind, OutcomeResult, WaitKind
+from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, OutcomeResult, WaitKind
 
 Span: TypeAlias = tuple[int, int]
 """Half-open `[start, end)` of indices into the client's own message list."""
@@ -167,6 +167,8 @@ class CallArrival(_Observation, frozen=True, kw_only=True):
     eta: float | None = None
     source: str = ""
     seq: int | None = None
+    arm: Arm | None = None
+    harness: str = ""
 
 
 class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,9 +245,17 @@ class OperationReceived(_Observation, frozen=True, kw_only=True):
 
 
 class VerificationResult(_Observation, frozen=True, kw_only=True):
-    """Whether the keys computed for a call were the cache's own. Empty `reason`: they were."""
+    """Whether the keys computed for a call were the cache's own. Empty `reason`: they were.
+
+    The cache has shown `num_shown` of the `num_chunks` chunks that the call may have stored; 0 of 0 if it
+    could not be asked.
+    """
 
     reason: str = ""
+    call_id: str = ""
+    attempt: int = 0
+    num_chunks: int = 0
+    num_shown: int = 0
 
 
 class CloseRequested(_Observation, frozen=True, kw_only=True):

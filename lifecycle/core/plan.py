@@ -108,7 +108,7 @@ def plan_reclaim(
         if (unknown_ns is None or run.dead_ns < min(unknown_ns, now_ns - UNKNOWN_HOLD_NS))
         and wanted_owner(run.owner)
     )
-    keys = _eligible(settled, wanted, now_ns)
+    keys, owners = _eligible(settled, wanted, now_ns)
     if not keys:
         return None
     num_chunks = len(keys) // KEY_BYTES
@@ -117,9 +117,9 @@ def plan_reclaim(
         reason = (
             f"{chunks} no tracked context refers to, as of event {as_of}; lower copy kept because {doubt}"
         )
-        return Demote(directive_id=new_id, namespace=namespace, reason=reason, keys=keys)
+        return Demote(directive_id=new_id, namespace=namespace, reason=reason, keys=keys, owners=owners)
     reason = f"{chunks} no context refers to any more, as of event {as_of}"
-    return Reclaim(directive_id=new_id, namespace=namespace, reason=reason, keys=keys)
+    return Reclaim(directive_id=new_id, namespace=namespace, reason=reason, keys=keys, owners=owners)
 
 
 def others_may_use(view: ReclaimView, namespace: Namespace, now_ns: int) -> str:
@@ -138,16 +138,25 @@ def others_may_use(view: ReclaimView, namespace: Namespace, now_ns: int) -> str:
     return ""
 
 
-def _eligible(runs: Iterable[DeadRun], wanted: set[int], now_ns: int) -> bytes:
+def _eligible(
+    runs: Iterable[DeadRun], wanted: set[int], now_ns: int
+) -> tuple[bytes, tuple[tuple[str, int], ...]]:
     ripe = sorted((r for r in runs if r.retry_ns <= now_ns), key=lambda r: (r.dead_ns, r.keys))
     out = bytearray()
+    owners: list[tuple[str, int]] = []
     for run in ripe:
+        before = len(out)
         for position, flags in enumerate(run.flags):
-            if flags in wanted:
+            if flags in wanted and len(out) < MAX_KEYS * KEY_BYTES:
                 out += run.keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]
-                if len(out) == MAX_KEYS * KEY_BYTES:
-                    return bytes(out)
-    return bytes(out)
+        num_chunks = (len(out) - before) // KEY_BYTES
+        if num_chunks and owners and owners[-1][0] == run.owner:
+            owners[-1] = (run.owner, owners[-1][1] + num_chunks)
+        elif num_chunks:
+            owners.append((run.owner, num_chunks))
+        if len(out) == MAX_KEYS * KEY_BYTES:
+            break
+    return bytes(out), tuple(owners)
 
 
 def plan_admission(
