@@ -1,10 +1,15 @@
-"""What a call generated, read from the engine's own cache events.
+"""What a call computed and generated, read from the engine's own cache events.
 
 The engine reports every full block of its prefix cache in the step that fills it, generated ones included,
 with the tokens and the `session_id` of the call. That is prompter than the cache server's reports of chunks
 in L1, which an idle engine passes on only with its next step. A block's event says its parent and not its
 position, so positions are kept for every block seen: a call whose prompt was found in the prefix cache
 reports only what it added.
+
+Blocks that the engine loaded from the cache are reported like those it computed, but never in one event
+with them: the connector loads whole chunks before anything is computed, and the blocks of a load are
+reported when it is over (vLLM 0.32.0 with LMCache 0.5.6). So an event that ends inside a chunk reports
+computed blocks. One that ends with a chunk may report either.
 """
 
 from collections import OrderedDict
@@ -15,6 +20,7 @@ from engine_bridge.cache_events import (
     BlocksRemoved,
     BlocksStored,
     EventBatch,
+    EventsMissed,
     GeneratedChunk,
     IncarnationChanged,
     TierCleared,
@@ -30,11 +36,12 @@ MAX_SESSIONS = 20_000
 
 
 class _Block(NamedTuple):
-    """Tokens `[start, start + len(tokens))` of a call."""
+    """Tokens `[start, start + len(tokens))` of a call, first reported with all up to `reported_to`."""
 
     parent: int | None
     start: int
     tokens: tuple[int, ...]
+    reported_to: int
 
 
 class CallBlocks:
@@ -47,6 +54,7 @@ class CallBlocks:
         self.live = False
         self._ends: OrderedDict[int, int] = OrderedDict()
         self._sessions: OrderedDict[str, dict[int, _Block]] = OrderedDict()
+        self._in_doubt: set[str] = set()
 
     def take(self, batch: EventBatch) -> None:
         """Take in one batch of the engine's stream, in order."""
@@ -60,18 +68,24 @@ class CallBlocks:
                         self._ends.pop(block, None)
             elif isinstance(event, TierCleared | IncarnationChanged):
                 self._ends.clear()
+            elif isinstance(event, EventsMissed):
+                # What these calls report from now on may have been reported before: as loaded, perhaps.
+                self._in_doubt = set(self._sessions)
 
     def _store(self, event: BlocksStored) -> None:
         end = 0 if event.parent is None else self._ends.get(event.parent)
         if end is None or len(event.token_ids) != len(event.hashes) * event.block_size:
             return
         parent = event.parent
+        reported_to = end + len(event.token_ids)
         for index, block in enumerate(event.hashes):
             start, end = end, end + event.block_size
             self._ends[block] = end
             if event.session_id is not None:
                 tokens = event.token_ids[index * event.block_size : (index + 1) * event.block_size]
-                self._sessions.setdefault(event.session_id, {})[block] = _Block(parent, start, tokens)
+                # A call that was preempted reports blocks again that it loads now: the first report counts.
+                known = self._sessions.setdefault(event.session_id, {})
+                known.setdefault(block, _Block(parent, start, tokens, reported_to))
             parent = block
         while len(self._ends) > MAX_POSITIONS:
             self._ends.popitem(last=False)
@@ -117,6 +131,22 @@ class CallBlocks:
             pending += [(child, key, tokens) for child in children.get(name, ())]
         return list(found.values())
 
+    def computed_chunks(self, session_id: str, num_tokens: int, chunk_size: int) -> set[int]:
+        """Places in the chain of those chunks of a call's prompt that the engine surely computed for it.
+
+        Of each at least one block was computed, so the cache had not got the chunk when the engine asked.
+        """
+        found: set[int] = set()
+        if session_id in self._in_doubt:
+            return found
+        for block in self._sessions.get(session_id, {}).values():
+            size, end = len(block.tokens), block.reported_to
+            # A prompt that was found whole is loaded without its last token, which must be computed.
+            whole = num_tokens % chunk_size == 0 and end == num_tokens - size
+            if end % chunk_size and not whole:
+                found.update(range(block.start // chunk_size, -(-(block.start + size) // chunk_size)))
+        return {place for place in found if (place + 1) * chunk_size <= num_tokens}
+
     def disagreement(self, session_id: str, prompt_ids: Sequence[int]) -> int | None:
         """First position of a block that the engine computed of other tokens than `prompt_ids`, or None."""
         blocks = sorted(self._sessions.get(session_id, {}).values(), key=lambda block: block.start)
@@ -129,3 +159,4 @@ class CallBlocks:
     def forget(self, session_id: str) -> None:
         """Drop what is kept for a call that is over."""
         self._sessions.pop(session_id, None)
+        self._in_doubt.discard(session_id)

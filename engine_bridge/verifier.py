@@ -3,7 +3,8 @@
 A chunk key is a chained hash, so a key that the cache shows proves every token before it: verification costs
 nothing on the wire. The cache's directory is asked twice. Before a call's answer: what is absent then, and
 there afterwards, was stored while the call was under way. After it: where its chunks lie, under which salt.
-What the call generated is read from the engine's own block events.
+What the call generated is read from the engine's own block events. They also tell chunks of the prompt that
+it computed, whether or not it counts its tokens in the answer: many streams do not, and no aborted call does.
 
 An event that a chunk entered L1 proves no store of ours: a load from L2 reports the same.
 """
@@ -119,7 +120,6 @@ class Verifier:
         of it is confirmed.
         """
         index = self._tracker.contexts.index
-        caused = call.caused()
         missing = index.unverified(call.namespace, call.stored_keys)
         num_expected = len(missing)
         num_generated = self._num_generated(call)
@@ -128,6 +128,7 @@ class Verifier:
         for num_looks, pause in enumerate(self._pauses_seconds, start=1):
             await asyncio.sleep(pause)
             await self._find_generated(call, generated)
+            caused = call.caused() | self._computed(call)
             wanted = dict.fromkeys(missing)
             own = b"".join([*(k for k in split_keys(call.stored_keys) if k in caused), *generated])
             wanted.update(dict.fromkeys(index.unproven(call.namespace, own)))
@@ -146,6 +147,11 @@ class Verifier:
                 break
         await self._conclude(call, num_expected, missing, reached_cache)
         self._blocks.forget(call.session_id)
+
+    def _computed(self, call: ComputedCall) -> set[bytes]:
+        keys = split_keys(call.stored_keys)
+        places = self._blocks.computed_chunks(call.session_id, call.num_tokens, call.chunk_size)
+        return {keys[place] for place in places if place < len(keys)}
 
     def _num_generated(self, call: ComputedCall) -> int | None:
         """Chunks that one choice's generated tokens fill, None if it may be any: the last token has no KV."""

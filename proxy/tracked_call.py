@@ -17,9 +17,13 @@ from lifecycle.vocabulary import (
     Mode,
 )
 from proxy.answer_tap import AnswerFacts
+from proxy.body_edit import ENGINE_EXTRA_ARGS, SESSION_ID
 from proxy.chat_request import ChatCall
 from proxy.identity import Identity
 from proxy.lifecycle_fields import LifecycleFields
+
+REPORT_MODE = "kv_cache_report_mode"
+"""An extra argument by which a call has the engine report blocks that it only found, too."""
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,3 +104,9 @@ class TrackedCall:
     def on_end(self, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
         """The call is over."""
         self._heard_end(self, end, facts, reason)
+
+
+def can_be_labelled(chat: ChatCall) -> bool:
+    """Whether a label of ours would tell what the call computed: it has none, nor asks for reports of more."""
+    extra = chat.document.get(ENGINE_EXTRA_ARGS)
+    return SESSION_ID not in chat.document and not (isinstance(extra, dict) and REPORT_MODE in extra)

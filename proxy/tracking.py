@@ -33,7 +33,6 @@ from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
 from proxy.answer_tap import AnswerFacts, Usage
-from proxy.body_edit import SESSION_ID
 from proxy.chat_request import ChatCall, MessageHasher
 from proxy.declarations import Declarations
 from proxy.identity import LineageIndex, identify
@@ -43,7 +42,7 @@ from proxy.models import MappedModel
 from proxy.modes import Modes
 from proxy.prompt_mapper import PromptMapper
 from proxy.tasks import Tasks
-from proxy.tracked_call import CallRequest, TrackedCall, Unmapped
+from proxy.tracked_call import CallRequest, TrackedCall, Unmapped, can_be_labelled
 from proxy.untracked import UntrackedNotes
 
 log = structlog.get_logger(__name__)
@@ -130,7 +129,7 @@ class Tracking:
         call = TrackedCall(request, self._first_token, self._end)
         call.asks_ids = self._mapper.asks_engine(request.chat, request.mode)
         labels = request.mode is Mode.ENFORCE and bool(self._reclaimer.capabilities.level)
-        if labels and SESSION_ID not in request.chat.document:
+        if labels and can_be_labelled(request.chat):
             call.session_id = self._ids.new("s")
         if request.mode is Mode.ENFORCE and request.awaits_plan:
             with suppress(TimeoutError):

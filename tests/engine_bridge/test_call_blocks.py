@@ -1,4 +1,4 @@
-"""Generated chunks from the engine's block events, whatever was in its prefix cache before."""
+"""What calls computed and generated, from the engine's block events, whatever was cached before."""
 
 from array import array
 
@@ -10,6 +10,7 @@ from engine_bridge.cache_events import (
     BlocksStored,
     CacheEvent,
     EventBatch,
+    EventsMissed,
     IncarnationChanged,
     TierCleared,
 )
@@ -124,3 +125,119 @@ def test_a_forgotten_call_leaves_nothing() -> None:
     blocks.forget("call")
     blocks.forget("call")
     assert generated(blocks, [1, 1]) == []
+
+
+LARGE_CHUNK = 8
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=40)
+
+
+class LoadingEngine:
+    """A prefix cache before a chunk cache, as vLLM drives LMCache's connector.
+
+    A prompt's first chunks, as many as the chunk cache has, are loaded before anything is computed; of one
+    that it has whole the last token is computed all the same. What is computed at a time is bounded.
+    """
+
+    def __init__(self, into: CallBlocks) -> None:
+        self._into = into
+        self._blocks: set[tuple[int, ...]] = set()
+        self.chunks: set[tuple[int, ...]] = set()
+
+    def run(self, prompt: list[int], session: str | None, budget: int, num_steps: int = 99) -> int:
+        """Work on a prompt for some steps; answers how many of its chunks the chunk cache had."""
+        ends = range(BLOCK, len(prompt), BLOCK)
+        here = next((e - BLOCK for e in ends if tuple(prompt[:e]) not in self._blocks), 0)
+        ends = range(LARGE_CHUNK, len(prompt) + 1, LARGE_CHUNK)
+        there = next((e - LARGE_CHUNK for e in ends if tuple(prompt[:e]) not in self.chunks), None)
+        if there is None:
+            there = len(prompt) // LARGE_CHUNK * LARGE_CHUNK
+        loaded = there - (there == len(prompt))
+        at = here
+        if loaded > here:
+            self._report(prompt, here, loaded, session)
+            at = loaded
+        while at < len(prompt) and num_steps:
+            upto = min(at + budget, len(prompt))
+            self._report(prompt, at, upto, session)
+            at, num_steps = upto, num_steps - 1
+        self.chunks.update(tuple(prompt[:e]) for e in ends if e <= at)
+        return there // LARGE_CHUNK
+
+    def forget_blocks(self) -> None:
+        self._blocks.clear()
+
+    def _report(self, prompt: list[int], start: int, end: int, session: str | None) -> None:
+        ends = [e for e in range(BLOCK, end + 1, BLOCK) if e > start]
+        ends = [e for e in ends if tuple(prompt[:e]) not in self._blocks]
+        if not ends:
+            return
+        self._blocks.update(tuple(prompt[:e]) for e in ends)
+        first = ends[0] - BLOCK
+        event = BlocksStored(
+            tier=Tier.GPU,
+            hashes=tuple(hash(tuple(prompt[:e])) for e in ends),
+            parent=hash(tuple(prompt[:first])) if first else None,
+            token_ids=tuple(prompt[first : ends[-1]]),
+            block_size=BLOCK,
+            session_id=session,
+        )
+        self._into.take(EventBatch(incarnation=1, sequence=0, at_ns=0, events=(event,)))
+
+
+@given(
+    st.lists(st.tuples(PROMPTS, st.integers(1, 4)), max_size=3),
+    PROMPTS,
+    st.sampled_from([2, 8, 16, 64]),
+    st.booleans(),
+    st.integers(1, 4),
+)
+def test_no_chunk_that_the_cache_had_counts_as_computed(
+    others: list[tuple[list[int], int]], prompt: list[int], budget: int, forgets: bool, num_steps: int
+) -> None:
+    blocks = CallBlocks()
+    engine = LoadingEngine(blocks)
+    for other, steps in others:  # whole, or given up on after some steps
+        engine.run(other, None, budget, steps)
+        engine.run(prompt[: len(other)], None, budget, steps)
+    if forgets:
+        engine.forget_blocks()
+    num_found = engine.run(prompt, "call", budget, num_steps)
+    engine.run(prompt, None, budget)
+    computed = blocks.computed_chunks("call", len(prompt), LARGE_CHUNK)
+    assert computed <= set(range(num_found, len(prompt) // LARGE_CHUNK))
+
+
+@given(PROMPTS, PROMPTS)
+def test_of_a_prompt_computed_in_one_step_all_chunks_count_that_had_to_be(
+    other: list[int], prompt: list[int]
+) -> None:
+    blocks = CallBlocks()
+    engine = LoadingEngine(blocks)
+    engine.run(other, None, 64)
+    engine.forget_blocks()
+    num_found = engine.run(prompt, "call", 64)
+    expected = set(range(num_found, len(prompt) // LARGE_CHUNK))
+    tells = len(prompt) % LARGE_CHUNK >= BLOCK
+    assert blocks.computed_chunks("call", len(prompt), LARGE_CHUNK) == (expected if tells else set())
+
+
+def test_what_is_loaded_after_an_interruption_was_computed_before_it() -> None:
+    blocks = CallBlocks()
+    engine = LoadingEngine(blocks)
+    prompt = [1] * 30
+    engine.run(prompt, "call", 10, 2)
+    engine.forget_blocks()
+    engine.run(prompt, "call", 64)
+    assert blocks.computed_chunks("call", 30, LARGE_CHUNK) == {0, 1, 2}
+
+
+def test_a_call_under_way_while_events_were_lost_proves_nothing() -> None:
+    blocks = CallBlocks()
+    engine = LoadingEngine(blocks)
+    engine.run([1] * 30, "call", 10, 1)
+    missed = EventsMissed(first=3, last=4)
+    blocks.take(EventBatch(incarnation=1, sequence=5, at_ns=0, events=(missed,)))
+    engine.run([1] * 30, "call", 64)
+    assert blocks.computed_chunks("call", 30, LARGE_CHUNK) == set()
+    engine.run([2] * 30, "another", 64)
+    assert blocks.computed_chunks("another", 30, LARGE_CHUNK) == {0, 1, 2}

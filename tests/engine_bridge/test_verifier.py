@@ -26,7 +26,7 @@ LOOKS = (0.0,) * 6
 
 
 class Engine(CallBlocks):
-    """The engine's stream, as the test tells it: blocks of one chunk's size."""
+    """The engine's stream, as the test tells it: blocks of one chunk's size, or of half of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,6 +48,20 @@ class Engine(CallBlocks):
             )
             self.take(EventBatch(incarnation=1, sequence=1, at_ns=1, events=(event,)))
             parent = name
+
+    def stepped(self, tokens: tuple[int, ...], start: int, end: int) -> None:
+        """Report in one event all blocks of half a chunk's size that a step filled."""
+        half = SIZE // 2
+        names = [hash(tokens[:at]) & (1 << 62) - 1 for at in range(half, len(tokens) + 1, half)]
+        event = BlocksStored(
+            tier=Tier.GPU,
+            hashes=tuple(names[start // half : end // half]),
+            parent=names[start // half - 1] if start else None,
+            token_ids=tokens[start : end // half * half],
+            block_size=half,
+            session_id=SESSION,
+        )
+        self.take(EventBatch(incarnation=1, sequence=1, at_ns=1, events=(event,)))
 
 
 def chunk_after(prompt: tuple[int, ...], generated: tuple[int, ...]) -> bytes:
@@ -165,6 +179,23 @@ async def test_what_was_absent_before_the_call_is_ours_whatever_the_engine_count
 async def test_a_cache_that_cannot_be_asked_before_proves_nothing(scene: Scene) -> None:
     scene.cache.unreachable = True
     assert await scene.verifier.absent(NAMESPACE, KEYS) == frozenset()
+
+
+async def test_what_the_engine_s_events_show_as_computed_is_ours_without_any_count(scene: Scene) -> None:
+    first, second, last = split_keys(KEYS)
+    scene.cache.store(KEYS)
+    scene.engine.stepped(PROMPT, 0, SIZE)
+    scene.engine.stepped(PROMPT, SIZE, len(PROMPT))
+    await scene.verify(completed=False, output_tokens=-1)
+    assert scene.flags(first) == {"VERIFIED"}, "a whole chunk in an event of its own may have been loaded"
+    assert scene.flags(second) == scene.flags(last) == {"VERIFIED", "OURS"}
+
+
+async def test_of_a_computed_chunk_that_was_not_to_be_stored_nothing_is_claimed(scene: Scene) -> None:
+    scene.cache.store(KEYS)
+    scene.engine.stepped(PROMPT, 0, len(PROMPT))
+    await scene.verify(completed=False, output_tokens=-1, stored_limit=SIZE)
+    assert [scene.flags(k) for k in split_keys(KEYS)] == [{"VERIFIED", "OURS"}, set(), set()]
 
 
 async def test_a_chunk_known_for_long_becomes_ours_when_a_call_stores_it_again(scene: Scene) -> None:

@@ -5,7 +5,7 @@ from lifecycle.vocabulary import CallEnd, IdentityRung, MappingKind, Mode
 from proxy.answer_tap import AnswerFacts
 from proxy.identity import Identity
 from proxy.lifecycle_fields import LifecycleFields, read_lifecycle_fields
-from proxy.tracked_call import CallRequest, TrackedCall
+from proxy.tracked_call import CallRequest, TrackedCall, can_be_labelled
 from tests.proxy.conversations import chat, user
 
 
@@ -51,3 +51,9 @@ async def test_what_is_heard_is_handed_on() -> None:
     call.on_first_token()
     call.on_end(CallEnd.ABORTED, AnswerFacts(status=200), "gone")
     assert told == [("first", "c"), (CallEnd.ABORTED, 200, "gone")]
+
+
+def test_a_call_with_reports_of_its_own_is_not_labelled() -> None:
+    assert can_be_labelled(chat([user("hi")], vllm_xargs={"other": 1}))
+    assert not can_be_labelled(chat([user("hi")], session_id="mine"))
+    assert not can_be_labelled(chat([user("hi")], vllm_xargs={"kv_cache_report_mode": "full"}))

@@ -91,27 +91,28 @@ class ToyEngine:
         limit = body.get(KV_TRANSFER_PARAMS, {}).get(MAX_OFFLOAD_TOKENS)
         computed = [*prompt, *generated[:-1]]
         self.cache.store(chunk_keys(array("I", computed if limit is None else computed[:limit]), CHUNK))
-        self._tell_blocks(computed, body.get("session_id"))
+        self._tell_blocks(computed, hit, body.get("session_id"))
         return len(prompt), hit
 
-    def _tell_blocks(self, tokens: list[int], session_id: str | None) -> None:
+    def _tell_blocks(self, tokens: list[int], num_loaded: int, session_id: str | None) -> None:
+        """One event for the blocks that were loaded, and one for those that were computed."""
+        names = [short_hash(key) for key in split_keys(chunk_keys(array("I", tokens), BLOCK))]
         events: list[CacheEvent] = []
-        parent: int | None = None
-        for n, key in enumerate(split_keys(chunk_keys(array("I", tokens), BLOCK))):
-            block = short_hash(key)
-            if block not in self.blocks:
-                self.blocks.add(block)
+        for part in (range(num_loaded // BLOCK), range(num_loaded // BLOCK, len(names))):
+            fresh = [n for n in part if names[n] not in self.blocks]
+            if fresh:
+                first, end = fresh[0], fresh[-1] + 1
+                self.blocks.update(names[first:end])
                 events.append(
                     BlocksStored(
                         tier=Tier.GPU,
-                        hashes=(block,),
-                        parent=parent,
-                        token_ids=tuple(tokens[n * BLOCK : (n + 1) * BLOCK]),
+                        hashes=tuple(names[first:end]),
+                        parent=names[first - 1] if first else None,
+                        token_ids=tuple(tokens[first * BLOCK : end * BLOCK]),
                         block_size=BLOCK,
                         session_id=session_id,
                     )
                 )
-            parent = block
         if events:
             self.report(EventBatch(incarnation=1, sequence=1, at_ns=1, events=tuple(events)))
 
