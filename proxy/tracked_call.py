@@ -107,6 +107,6 @@ class TrackedCall:
 
 
 def can_be_labelled(chat: ChatCall) -> bool:
-    """Whether a label of ours would tell what the call computed: it has none, nor asks for reports of more."""
+    """Whether a label of ours would tell what the call computed: it has none and asks for no others."""
     extra = chat.document.get(ENGINE_EXTRA_ARGS)
     return SESSION_ID not in chat.document and not (isinstance(extra, dict) and REPORT_MODE in extra)
