@@ -1,6 +1,6 @@
 """What the domain needs from the outside, as Protocols. Adapters live in `store/` and `engine_bridge/`."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
@@ -28,7 +28,10 @@ class EventLog(Protocol):
 
     `append` is all or nothing and durable when it returns. It raises `VersionConflict` when
     `expected_version` is not the stream's last version (0 for a new stream), `LogUnavailable` when the
-    store cannot take it. Reads raise `CorruptLog` for what cannot be decoded.
+    store cannot take it. Reads raise `CorruptLog` for what cannot be decoded and for what is missing.
+
+    The oldest events may be trimmed. A read that asks for them, or that a trim overtakes, goes on with the
+    first one that is left: whoever must not miss any compares positions, and `first_position` beforehand.
     """
 
     async def append(
@@ -40,7 +43,20 @@ class EventLog(Protocol):
     def read_all(self, after_position: int = 0) -> AsyncIterator[RecordedEvent]: ...
 
     async def head(self) -> int:
-        """Position of the last event, 0 for an empty log."""
+        """Position of the last event ever recorded, 0 if there was none."""
+        ...
+
+    async def first_position(self) -> int:
+        """Position of the first event that was not trimmed, or that will be the first: 1 in a new log."""
+        ...
+
+    async def trim(self, through: int, streams: Collection[str]) -> int:
+        """Forget events at and below position `through`, oldest first; answers the new `first_position`.
+
+        It may stop before `through`, to hold nobody up and to keep a batch whole: call it again until the
+        answer stays. Each step is whole or does not happen. `streams` are those that go on: of them the
+        version is kept even if all their events are gone, any other then counts as new.
+        """
         ...
 
     async def close(self) -> None: ...

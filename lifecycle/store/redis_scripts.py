@@ -14,13 +14,16 @@ return {ARGV[1], ARGV[2]}
 
 APPEND = """
 local function plus(number, n) return string.format('%.0f', number + n) end
-local meta = redis.call('HMGET', KEYS[1], 'epoch', 'head')
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'head', 'trimmed')
 local seen = redis.call('XRANGE', KEYS[2], ARGV[2], ARGV[2])
-if meta[1] ~= ARGV[1] or (ARGV[2] ~= '0' and not (seen[1] and seen[1][2][2] == ARGV[3])) then
+local known = seen[1] and seen[1][2][2] == ARGV[3]
+  or not seen[1] and tonumber(ARGV[2]) <= tonumber(meta[3] or '0')
+if meta[1] ~= ARGV[1] or not known then
   return {'other', meta[1] or '', meta[2] or ''}
 end
 local last = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)
-local version = last[1] and string.match(last[1][1], '^%d+') or '0'
+local version = last[1] and string.match(last[1][1], '^%d+')
+  or redis.call('HGET', KEYS[4], ARGV[6]) or '0'
 if version ~= ARGV[4] then
   local expected = tonumber(ARGV[4])
   if expected >= 0 and expected < tonumber(version) then
@@ -43,10 +46,43 @@ redis.call('XADD', KEYS[2], position, 'm', ARGV[5], 's', ARGV[6], 'v', plus(vers
 redis.call('HSET', KEYS[1], 'head', position)
 return {'ok', head}
 """
-"""KEYS: meta, feed, stream. ARGV: epoch, seen position and its mark, expected version, mark, stream's name,
-then payload and checksum of each event.
+"""KEYS: meta, feed, stream, trimmed. ARGV: epoch, seen position and its mark, expected version, mark,
+stream's name, then payload and checksum of each event.
 
 Answers `ok` and the position before the batch, `conflict` and the stream's version, `torn` with the feed's
 end and the head that was counted, or `other` with the epoch and the head that are there. The same batch sent
 again (after an answer was lost) is known by its mark, and gets its first answer again.
 """
+
+TRIM = """
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'trimmed')
+if meta[1] ~= ARGV[1] then return {'other', meta[1] or ''} end
+if (meta[2] or '0') ~= ARGV[3] then return {'ok', meta[2] or '0'} end
+redis.call('XTRIM', KEYS[2], 'MINID', ARGV[5])
+redis.call('HSET', KEYS[1], 'trimmed', ARGV[4], 'format', ARGV[2])
+for i = 4, #KEYS do
+  local stream, version, after = ARGV[3 * i - 6], ARGV[3 * i - 5], ARGV[3 * i - 4]
+  redis.call('XTRIM', KEYS[i], 'MINID', after)
+  if redis.call('XLEN', KEYS[i]) == 0 then redis.call('DEL', KEYS[i]) end
+  redis.call('HSET', KEYS[3], stream, version)
+end
+return {'ok', ARGV[4]}
+"""
+"""KEYS: meta, feed, trimmed, then streams. ARGV: epoch, format of a trimmed log, position trimmed through
+so far, position to trim through and the one after it, then for each stream its name, the last version to trim
+and the one after it.
+
+Answers `ok` and the position that is trimmed through, or `other` and the epoch that is there. Removing comes
+first: a server whose memory is full refuses a script at a first write that adds, and no later one.
+"""
+
+FORGET = """
+local forgotten = 0
+for i = 2, #KEYS do
+  if redis.call('EXISTS', KEYS[i]) == 0 then
+    forgotten = forgotten + redis.call('HDEL', KEYS[1], ARGV[i - 1])
+  end
+end
+return forgotten
+"""
+"""KEYS: trimmed, then streams. ARGV: the streams' names. Forgets the versions of those without events."""

@@ -1,8 +1,9 @@
 """The event log in Redis Streams.
 
-Keys, all in one hash slot: `meta` (format, epoch, head), `feed` (one entry a batch, whose id is the position
-of the batch's last event), and one stream for each stream of the log (one entry an event, whose id is its
-version). Payloads lie once, in the streams; the feed says in which order to read them.
+Keys, all in one hash slot: `meta` (format, epoch, head, trimmed), `feed` (one entry a batch, whose id is the
+position of the batch's last event), one stream for each stream of the log (one entry an event, whose id is
+its version), and `trimmed` (the last version that each stream lost to a trim). Payloads lie once, in the
+streams; the feed says in which order to read them.
 
 Writes. One Lua script looks at everything before it writes anything: the history, the stream's version,
 the head. Redis runs a script alone, refuses it for want of memory only before its first write, and its file
@@ -15,28 +16,40 @@ History. `epoch` is drawn once, when the log begins, and each batch carries a ma
 and every read checks that the epoch is the one this process began with and that the last batch it has seen is
 still there, under its mark. A server that was emptied, or took over without the latest batches, is refused:
 going on would give old positions to new events.
+
+Trims. One script takes whole batches off the feed and off their streams, and moves the mark `trimmed` past
+them, so a reader that finds something missing can tell what was trimmed from what was lost. The last batch
+stays: it carries the mark of the history. A process that has seen nothing since a batch that was trimmed is
+told by the epoch alone.
 """
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from redis.exceptions import RedisError
 
 from lifecycle.core.events import Event, RecordedEvent
 from lifecycle.errors import CorruptLog, LifecycleError, LogUnavailable, VersionConflict
-from lifecycle.store.codec import check_stream, checksum, decode, encode
-from lifecycle.store.redis_scripts import APPEND, OPEN
+from lifecycle.store.codec import check_stream, checksum, encode
+from lifecycle.store.redis_entries import Run, feed_run, number, recorded_event
+from lifecycle.store.redis_scripts import APPEND, FORGET, OPEN, TRIM
 from lifecycle.store.redis_server import RedisServer
 
 FORMAT = b"1"
+TRIMMED_FORMAT = b"2"
+"""Of a log that was trimmed: who does not know of trims would take it for a damaged one."""
+
 _MARK_BYTES = 8
 _PAGE = 256
 """Events that are fetched at once."""
 
 _FEED_PAGE = 96
 """Entries of the feed that are fetched at once: a batch has about three events."""
+
+_TRIM_ENTRIES = 256
+"""Batches that one script trims: the server does nothing else for about a millisecond."""
 
 _GROUP = 64
 """Batches that are sent at once: Redis syncs its file once for all of them."""
@@ -49,24 +62,6 @@ class _Seen(NamedTuple):
 
     position: int
     mark: bytes
-
-
-class _Run(NamedTuple):
-    """Events that stand together in a stream and in the feed. Versions and positions count from 1."""
-
-    stream: str
-    first_version: int
-    first_position: int
-    num_events: int
-
-    @property
-    def last_version(self) -> int:
-        return self.first_version + self.num_events - 1
-
-    def part(self, start: int, at_most: int) -> "_Run":
-        """What follows the first `start` events, `at_most` so many."""
-        num_events = min(self.num_events - start, at_most)
-        return _Run(self.stream, self.first_version + start, self.first_position + start, num_events)
 
 
 _Outcome: TypeAlias = Sequence[RecordedEvent] | LifecycleError
@@ -104,8 +99,9 @@ class RedisEventLog:
     def __init__(self, server: RedisServer, epoch: bytes) -> None:
         self.server = server
         self._epoch = epoch
-        self._meta, self._feed = server.key("meta"), server.key("feed")
+        self._meta, self._feed, self._trimmed = server.key("meta"), server.key("feed"), server.key("trimmed")
         self._seen = _Seen(0, b"")
+        self._first = 1
         self._waiting: list[_Batch] = []
         self._writing: asyncio.Task[None] | None = None
         self._closed = False
@@ -125,7 +121,7 @@ class RedisEventLog:
             found = await server.ask(lambda: begin(keys=keys, args=[FORMAT, secrets.token_hex(16)]))
             if not found:
                 raise CorruptLog(f"{server.place}: of the event log only a part is there; restore it")
-            if found[0] != FORMAT:
+            if found[0] not in (FORMAT, TRIMMED_FORMAT):
                 raise LogUnavailable(
                     f"{server.place} holds a log of format {found[0].decode()}, which this version does not "
                     "know: a newer one wrote it; run that one, or name another prefix"
@@ -168,41 +164,93 @@ class RedisEventLog:
         key = self.server.key("stream", stream)
         version = max(after_version, 0)
         (newest,) = await self._fetch(("XREVRANGE", key, "+", "-", "COUNT", 1))
-        until = _number(newest[0][0]) if newest else 0
+        until = number(newest[0][0]) if newest else 0
         while version < until:
-            (page,) = await self._fetch(("XRANGE", key, version + 1, until, "COUNT", _PAGE))
-            if not page:
+            page, trimmed, there = await self._fetch(
+                ("XRANGE", key, version + 1, until, "COUNT", _PAGE),
+                ("HGET", self._trimmed, stream),
+                ("EXISTS", key),
+            )
+            version = max(version, int(trimmed or 0))
+            if not page and version < until and there:
                 raise CorruptLog(f"stream {stream!r} lacks version {version + 1}; it ends at {until}")
+            if not page:
+                return  # all of it was trimmed meanwhile
             for entry in page:
                 version += 1
-                yield _recorded(stream, version, entry)
+                yield recorded_event(stream, version, entry)
 
     async def read_all(self, after_position: int = 0) -> AsyncIterator[RecordedEvent]:
         """Events of all streams by position. Raises `CorruptLog` also where a position is missing."""
         position = max(after_position, 0)
         until = await self.head()
-        while position < until:
-            for run, entries in await self._page(position, until):
+        while page := await self._page(position, until):
+            for run, entries in page:
                 if len(entries) != run.num_events:
                     raise CorruptLog(
                         f"stream {run.stream!r} lacks some of the {run.num_events} versions from "
                         f"{run.first_version} on, which the feed names"
                     )
+                position = run.first_position - 1
                 for version, entry in enumerate(entries, start=run.first_version):
                     position += 1
-                    yield _recorded(run.stream, version, entry, position)
+                    yield recorded_event(run.stream, version, entry, position)
 
     async def head(self) -> int:
-        """Position of the last event, 0 for an empty log."""
+        """Position of the last event ever recorded, 0 if there was none."""
         newest, meta = await self._fetch(
             ("XREVRANGE", self._feed, "+", "-", "COUNT", 1), ("HGET", self._meta, "head")
         )
-        position = _number(newest[0][0]) if newest else 0
+        position = number(newest[0][0]) if newest else 0
         if meta != b"%d" % position:
             raise self._torn(position, meta or b"")
         if newest:
             self._saw(_Seen(position, newest[0][1].get(b"m", b"")))
         return position
+
+    async def first_position(self) -> int:
+        """Position of the first event that was not trimmed, or that will be the first."""
+        await self._fetch()
+        return self._first
+
+    async def trim(self, through: int, streams: Collection[str]) -> int:
+        """Forget whole batches at and below position `through`, a step of them; never the last one."""
+        first = await self.first_position()
+        until = min(through, await self.head() - 1)
+        step = ("XRANGE", self._feed, first, until, "COUNT", _TRIM_ENTRIES)
+        entries = (await self._fetch(step))[0] if first <= until else ()
+        if not entries:
+            await self._forget(streams)
+            return first
+        last: dict[str, int] = {}
+        for entry_id, fields in entries:
+            run = feed_run(entry_id, fields)
+            last[run.stream] = run.last_version
+        position = number(entries[-1][0])
+        keys = (self._meta, self._feed, self._trimmed, *(self.server.key("stream", s) for s in last))
+        arguments: list[bytes | int | str] = [self._epoch, TRIMMED_FORMAT, first - 1, position, position + 1]
+        for stream, version in last.items():
+            arguments += [stream, version, version + 1]
+        answer = await self._evaluated(TRIM, keys, arguments)
+        if answer[0] != b"ok":
+            raise self._other(answer[1], b"")
+        return int(answer[1]) + 1
+
+    async def _forget(self, streams: Collection[str]) -> None:
+        """Forget the versions of streams that have no events left and do not go on."""
+        (known,) = await self._fetch(("HKEYS", self._trimmed))
+        over = [name for name in (key.decode() for key in known) if name not in streams]
+        for start in range(0, len(over), _TRIM_ENTRIES):
+            names = over[start : start + _TRIM_ENTRIES]
+            keys = (self._trimmed, *(self.server.key("stream", name) for name in names))
+            await self._evaluated(FORGET, keys, names)
+
+    async def _evaluated(self, script: str, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
+        async def asked() -> Any:
+            evaluated: Any = self.server.client.eval(script, len(keys), *keys, *arguments)
+            return await evaluated
+
+        return await self.server.ask(asked)
 
     async def close(self) -> None:
         """Let appends that have begun end, then let go of the server. Twice changes nothing."""
@@ -234,7 +282,8 @@ class RedisEventLog:
         async def appended() -> list[Any]:
             async with self.server.client.pipeline(transaction=False) as pipeline:
                 for batch in group:
-                    keys = (self._meta, self._feed, self.server.key("stream", batch.stream))
+                    stream = self.server.key("stream", batch.stream)
+                    keys = (self._meta, self._feed, stream, self._trimmed)
                     known = (self._epoch, *self._seen)
                     pipeline.execute_command("EVAL", APPEND, len(keys), *keys, *known, *batch.arguments)
                 return await pipeline.execute(raise_on_error=False)
@@ -255,14 +304,30 @@ class RedisEventLog:
                 return self._torn(int(feed), head)
         return self._other(*answer[1:])
 
-    async def _page(self, position: int, until: int) -> list[tuple[_Run, list[Any]]]:
+    async def _page(self, position: int, until: int) -> list[tuple[Run, list[Any]]]:
         """What comes next in the feed behind `position`, about `_PAGE` events, as the streams hold it."""
-        feed = ("XRANGE", self._feed, position + 1, until, "COUNT", _FEED_PAGE)
-        (page,) = await self._fetch(feed)
-        runs: list[_Run] = []
+        while True:
+            (page,) = await self._fetch(("XRANGE", self._feed, position + 1, until, "COUNT", _FEED_PAGE))
+            position = max(position, self._first - 1)
+            if position >= until:
+                return []
+            runs = self._planned(page, position)
+            if not runs:
+                raise CorruptLog(f"position {position + 1} is missing in the feed, which ends at {until}")
+            ranges = [
+                ("XRANGE", self.server.key("stream", run.stream), run.first_version, run.last_version)
+                for run in runs
+            ]
+            entries = await self._fetch(*ranges)
+            if self._first <= runs[0].first_position:
+                return list(zip(runs, entries, strict=True))
+
+    def _planned(self, page: Sequence[Any], position: int) -> list[Run]:
+        """Runs of the feed's entries that follow `position` without a gap, about `_PAGE` events."""
+        runs: list[Run] = []
         planned = position
         for entry_id, fields in page:
-            run = _feed_run(entry_id, fields)
+            run = feed_run(entry_id, fields)
             done = planned + 1 - run.first_position
             if done < 0:
                 break
@@ -271,13 +336,7 @@ class RedisEventLog:
             planned += run.num_events
             if planned - position >= _PAGE:
                 break
-        if not runs:
-            raise CorruptLog(f"position {position + 1} is missing in the feed, which ends at {until}")
-        ranges = [
-            ("XRANGE", self.server.key("stream", run.stream), run.first_version, run.last_version)
-            for run in runs
-        ]
-        return list(zip(runs, await self._fetch(*ranges), strict=True))
+        return runs
 
     async def _fetch(self, *commands: tuple[Any, ...]) -> list[Any]:
         """What the commands answer, if the server's history is the one we know: asked in one transaction."""
@@ -286,15 +345,17 @@ class RedisEventLog:
 
         async def answered() -> list[Any]:
             async with self.server.client.pipeline(transaction=True) as pipeline:
-                pipeline.execute_command("HMGET", self._meta, "epoch", "head")
+                pipeline.execute_command("HMGET", self._meta, "epoch", "head", "trimmed")
                 pipeline.execute_command("XRANGE", self._feed, seen.position, seen.position)
                 for command in commands:
                     pipeline.execute_command(*command)
                 return await pipeline.execute()
 
-        (epoch, head), there, *answers = await self.server.ask(answered)
-        if epoch != self._epoch or (seen.position and not (there and there[0][1].get(b"m") == seen.mark)):
+        (epoch, head, trimmed), there, *answers = await self.server.ask(answered)
+        known = there[0][1].get(b"m") == seen.mark if there else seen.position <= int(trimmed or 0)
+        if epoch != self._epoch or not known:
             raise self._other(epoch or b"", head or b"")
+        self._first = int(trimmed or 0) + 1
         return answers
 
     def _saw(self, seen: _Seen) -> None:
@@ -322,37 +383,3 @@ class RedisEventLog:
     def _check_open(self) -> None:
         if self._closed:
             raise LogUnavailable("the event log is closed")
-
-
-def _number(entry_id: bytes) -> int:
-    return int(entry_id.partition(b"-")[0])
-
-
-def _feed_run(entry_id: bytes, fields: Mapping[bytes, bytes]) -> _Run:
-    try:
-        num_events = int(fields[b"n"])
-        first_position = _number(entry_id) - num_events + 1
-        return _Run(fields[b"s"].decode(), int(fields[b"v"]), first_position, num_events)
-    except (KeyError, ValueError) as error:
-        raise CorruptLog(f"entry {entry_id.decode()} of the feed is none of ours: {error!r}") from error
-
-
-def _recorded(
-    stream: str, version: int, entry: tuple[bytes, Mapping[bytes, bytes]], position: int = 0
-) -> RecordedEvent:
-    """The event of an entry that should be `version` of its stream, at `position` if that is known."""
-    entry_id, fields = entry
-    place = f"stream {stream!r}, version {version}"
-    if entry_id != b"%d-0" % version:
-        raise CorruptLog(f"{place} is missing; entry {entry_id.decode()} is there")
-    try:
-        payload, there = fields[b"e"], int(fields[b"p"])
-        if fields[b"c"] != b"%d" % checksum(stream, version, payload):
-            raise CorruptLog("it has been altered: its checksum does not match")
-        if position and there != position:
-            raise CorruptLog(f"it names position {there}, the feed names {position}")
-        return RecordedEvent(stream, version, there, decode(payload))
-    except (KeyError, ValueError) as error:
-        raise CorruptLog(f"{place} is none of ours: {error!r}") from error
-    except CorruptLog as error:
-        raise CorruptLog(f"{place}: {error}") from error

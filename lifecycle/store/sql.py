@@ -8,10 +8,13 @@ are inserted. `UNIQUE (stream, version)` guards the same rule against anybody wh
 Order. Positions are given out inside that transaction, and SQLite admits one writer at a time: who commits
 later has the higher positions. A reader that has seen position p has therefore seen everything at or below p
 that will ever be there; nothing can appear behind it.
+
+Trims. `log_start` and `trimmed_streams` change in the transaction that deletes the events, so a reader that
+finds something missing can tell what was trimmed from what was lost.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -24,6 +27,7 @@ from lifecycle.store.codec import check_stream, checksum, decode
 from lifecycle.store.database import blocking_engine, naming_failures, open_database
 from lifecycle.store.sql_writer import Batch, Outcome, SqlWriter
 from lifecycle.store.tables import events as table
+from lifecycle.store.tables import log_start, trimmed_streams
 
 _PAGE = 256
 """Rows fetched at once: a reader holds no connection while its caller works on a page."""
@@ -111,27 +115,41 @@ class SqlEventLog:
         query = query.order_by(table.c.version).limit(_PAGE)
         while page := await self._fetch(query.where(table.c.version > version)):
             for row in page:
-                version += 1
-                if row.version != version:
-                    raise CorruptLog(f"stream {stream!r} lacks version {version}; {row.version} is there")
+                if row.version != version + 1 and row.version > await self._trimmed_version(stream) + 1:
+                    raise CorruptLog(f"stream {stream!r} lacks version {version + 1}; {row.version} is there")
+                version = row.version
                 yield _recorded(row)
 
     async def read_all(self, after_position: int = 0) -> AsyncIterator[RecordedEvent]:
-        """Events of all streams by position."""
+        """Events of all streams by position. Raises `CorruptLog` also where a position is missing."""
         position = max(after_position, 0)
         until = await self.head()
         query = select(table).where(table.c.position <= until).order_by(table.c.position).limit(_PAGE)
         while page := await self._fetch(query.where(table.c.position > position)):
             for row in page:
-                if row.position <= position:
-                    raise CorruptLog(f"position {row.position} stands behind position {position}")
+                if row.position != position + 1 and row.position > await self.first_position():
+                    raise CorruptLog(f"position {position + 1} is missing; {row.position} is there")
                 position = row.position
                 yield _recorded(row)
 
     async def head(self) -> int:
-        """Position of the last event, 0 for an empty log."""
-        (row,) = await self._fetch(select(func.coalesce(func.max(table.c.position), 0)))
+        """Position of the last event ever recorded, 0 if there was none."""
+        trimmed = select(log_start.c.trimmed_through).scalar_subquery()
+        (row,) = await self._fetch(select(func.coalesce(func.max(table.c.position), trimmed, 0)))
         return int(row[0])
+
+    async def first_position(self) -> int:
+        """Position of the first event that was not trimmed, or that will be the first."""
+        rows = await self._fetch(select(log_start.c.trimmed_through))
+        return int(rows[0][0]) + 1 if rows else 1
+
+    async def trim(self, through: int, streams: Collection[str]) -> int:
+        """Forget events at and below position `through`, a step of them. Raises as `append` does."""
+        self._check_open()
+        async with self._writing:
+            self._check_open()
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._worker, self._writer.trim, through, streams)
 
     async def close(self) -> None:
         """Let appends that have begun end, then let go of the file. Twice changes nothing."""
@@ -151,6 +169,11 @@ class SqlEventLog:
             async with self.engine.connect() as connection:
                 rows: Sequence[Row[Any]] = (await connection.execute(query)).all()
         return rows
+
+    async def _trimmed_version(self, stream: str) -> int:
+        query = select(trimmed_streams.c.version).where(trimmed_streams.c.stream == stream)
+        rows = await self._fetch(query)
+        return int(rows[0][0]) if rows else 0
 
     async def _write(self, group: _Group) -> None:
         """Write the group once the one before it is done; whoever arrives until then has joined it."""

@@ -4,7 +4,7 @@ Kept off the asynchronous driver, which crosses threads three times a statement:
 append three times as fast.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -23,11 +23,39 @@ _HEADS = """
 WITH asked (stream) AS (VALUES {values})
 SELECT
   stream,
-  coalesce((SELECT max(version) FROM events WHERE events.stream = asked.stream), 0) AS version,
+  coalesce(
+    (SELECT max(version) FROM events WHERE events.stream = asked.stream),
+    (SELECT version FROM trimmed_streams WHERE trimmed_streams.stream = asked.stream),
+    0
+  ) AS version,
   coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0) AS last_position
 FROM asked
 """
-"""Last version of each stream (one index seek each), and the last position ever given out."""
+"""Last version of each stream (two index seeks at most), and the last position ever given out."""
+
+TRIM_STEP = 1_000
+"""Events that one transaction trims: appends wait for it, some 10 ms."""
+
+_BOUNDS = """
+SELECT
+  coalesce((SELECT trimmed_through FROM log_start), 0) AS trimmed_through,
+  coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0) AS last_position
+"""
+
+_TRIM = (
+    """
+    INSERT INTO trimmed_streams (stream, version)
+    SELECT stream, max(version) FROM events WHERE position <= ? GROUP BY stream
+    ON CONFLICT (stream) DO UPDATE SET version = excluded.version
+    """,
+    "DELETE FROM events WHERE position <= ?",
+    "INSERT INTO log_start (trimmed_through) VALUES (?)",
+)
+
+_EMPTY_STREAMS = """
+SELECT stream FROM trimmed_streams
+WHERE NOT EXISTS (SELECT 1 FROM events WHERE events.stream = trimmed_streams.stream)
+"""
 
 Outcome: TypeAlias = Sequence[RecordedEvent] | VersionConflict
 """What became of one batch in a group that was committed."""
@@ -92,6 +120,29 @@ class SqlWriter:
                 connection.execute(insert(table), rows)
                 connection.commit()
         return outcomes
+
+    def trim(self, through: int, streams: Collection[str]) -> int:
+        """Forget at most `TRIM_STEP` events, none above position `through`; answers the first one's position.
+
+        The last step also forgets the versions of streams that have no events left and are not in `streams`.
+        Raises `LogUnavailable` or `CorruptLog`; then nothing was forgotten.
+        """
+        with naming_failures(self._engine.url), self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            trimmed, head = connection.exec_driver_sql(_BOUNDS).one()
+            wanted = max(trimmed, min(through, head))
+            last = min(wanted, trimmed + TRIM_STEP)
+            if last > trimmed:
+                connection.exec_driver_sql("DELETE FROM log_start")
+                for statement in _TRIM:
+                    connection.exec_driver_sql(statement, (last,))
+            if last == wanted:
+                empty = connection.exec_driver_sql(_EMPTY_STREAMS).scalars()
+                over = [(stream,) for stream in empty if stream not in streams]
+                if over:
+                    connection.exec_driver_sql("DELETE FROM trimmed_streams WHERE stream = ?", over)
+            connection.commit()
+        return int(last) + 1
 
     def close(self) -> None:
         """Let go of the file."""

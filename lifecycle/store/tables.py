@@ -37,3 +37,34 @@ held_pins = Table(
     Column("sealed", LargeBinary, nullable=False),
 )
 """Holds that a cache has for us, encrypted: what gives one back names its tokens, which are text."""
+
+log_start = Table(
+    "log_start",
+    metadata,
+    Column("trimmed_through", Integer, primary_key=True, autoincrement=False),
+)
+"""At most one row: the position of the last event that was trimmed."""
+
+trimmed_streams = Table(
+    "trimmed_streams",
+    metadata,
+    Column("stream", Text, primary_key=True),
+    Column("version", Integer, nullable=False),
+)
+"""Of each stream that lost events to a trim and goes on: the version of the last one that it lost."""
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("manifest", LargeBinary, nullable=False),
+)
+"""What was true at a position of the log; `manifest` names its parts."""
+
+snapshot_parts = Table(
+    "snapshot_parts",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+"""Parts of snapshots. A name stands for one content for ever, so snapshots share parts."""

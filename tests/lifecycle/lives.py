@@ -1,7 +1,7 @@
 """Contexts that live through a tracker, as a test tool: a clock set by hand, agents, one digest of all."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from lifecycle.core.digest import digest_all
 from lifecycle.core.events import ChunksConfirmed, Event, RecordedEvent
@@ -183,6 +183,12 @@ class GatedLog:
 
     async def head(self) -> int:
         return await self.inner.head()
+
+    async def first_position(self) -> int:
+        return await self.inner.first_position()
+
+    async def trim(self, through: int, streams: Collection[str]) -> int:
+        return await self.inner.trim(through, streams)
 
     async def close(self) -> None:
         await self.inner.close()

@@ -1,7 +1,7 @@
 """A wrapper that makes any event log misbehave in the ways a real one can."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from lifecycle.core.events import Event, RecordedEvent
 from lifecycle.errors import LogUnavailable
@@ -51,6 +51,12 @@ class FaultyEventLog:
     async def head(self) -> int:
         await self._delay()
         return await self.inner.head()
+
+    async def first_position(self) -> int:
+        return await self.inner.first_position()
+
+    async def trim(self, through: int, streams: Collection[str]) -> int:
+        return await self.inner.trim(through, streams)
 
     async def close(self) -> None:
         await self.inner.close()

@@ -25,11 +25,12 @@ async def test_down_and_up_again_with_data(tmp_path: Path) -> None:
     log = await SqlEventLog.open(f"sqlite:///{tmp_path}/events.db")
     await log.append("ctx/a", [ListGrown(at_ns=1, num_new=n) for n in range(3)], 0)
     async with log.engine.connect() as connection:
-        assert await connection.run_sync(tables) == {"events", "settings", "held_pins"}
+        before = await connection.run_sync(tables)
+        assert {"events", "settings", "held_pins"} <= before
         await connection.run_sync(lambda c: command.downgrade(schema_config(c), "base"))
         assert await connection.run_sync(tables) == set()
         await connection.run_sync(lambda c: command.upgrade(schema_config(c), "head"))
-        assert await connection.run_sync(tables) == {"events", "settings", "held_pins"}
+        assert await connection.run_sync(tables) == before
     assert await log.head() == 0
     (recorded,) = await log.append("ctx/a", [ListGrown(at_ns=1, num_new=7)], 0)
     assert recorded.version == 1

@@ -373,6 +373,6 @@ async def test_what_others_keep_under_our_keys_is_named_and_nothing_lands(redis,
 
 
 async def test_a_newer_format_is_left_alone(redis, log) -> None:
-    redis.run("HSET", "{kvtether}:meta", "format", "2")
-    with pytest.raises(LogUnavailable, match="format 2, which this version does not know"):
+    redis.run("HSET", "{kvtether}:meta", "format", "3")
+    with pytest.raises(LogUnavailable, match="format 3, which this version does not know"):
         await RedisEventLog.open(redis.url)
