@@ -172,8 +172,8 @@ class ChunkStore:
     ) -> Deleted:
         """Delete what nobody uses. A pinned chunk keeps its L2 copy, and its L1 copy if that is the only one.
 
-        A chunk whose L1 copy is just being copied keeps both and is `in_use`: a copy under way cannot be
-        called back, so L2 alone would come back.
+        What a transfer reads or writes is `in_use` and keeps all its copies, except that a copy to L2 that is
+        under way is not there yet: deleted from L2 alone, a chunk comes back.
         """
         answer: dict[str, list[bytes]] = {"deleted": [], "in_use": [], "pinned": [], "absent": []}
         removed: list[ChunkId] = []
@@ -184,7 +184,9 @@ class ChunkStore:
                 for name, tier in ((vocabulary.Tier.L1, self.l1), (vocabulary.Tier.L2, self.l2))
                 if name in tiers and chunk in tier
             ]
-            if not places:
+            if vocabulary.Tier.L1 in tiers and self.l1.is_being_written(chunk):
+                answer["in_use"].append(key)
+            elif not places:
                 answer["absent"].append(key)
             elif chunk in self._pins and (self.l2 in places or chunk not in self.l2):
                 answer["pinned"].append(key)

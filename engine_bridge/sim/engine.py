@@ -17,7 +17,7 @@ from engine_bridge.sim.block_events import (
 )
 from engine_bridge.sim.chunk_store import ChunkStore, Deleted
 from engine_bridge.sim.hardware import EngineConfig
-from engine_bridge.sim.requests import Output, SimRequest
+from engine_bridge.sim.requests import Output, SimRequest, TokenTotals
 from engine_bridge.sim.scheduler import Scheduler
 from engine_bridge.sim.tiers import ChunkId, TierUsage
 from engine_bridge.sim.transfers import Agenda
@@ -29,6 +29,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     num_running: int
     num_waiting: int
+    tokens: TokenTotals
+    """Of all requests since the engine process started."""
     tiers: dict[Tier, TierUsage]
     refused_stores: int
     """Stores that found no room in L1: none of their chunks was kept."""
@@ -176,13 +178,14 @@ class SimEngine:
             reserved_bytes=cache.num_used * block_bytes,
             capacity_bytes=cache.num_blocks * block_bytes,
             num_chunks=cache.num_cached,
-            num_stored=0,
+            num_stored=cache.num_stored,
             num_evicted=cache.num_evicted,
             num_deleted=0,
         )
         return EngineStats(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
+            tokens=self._scheduler.totals,
             tiers={Tier.GPU: hbm, **self._store.usage()},
             refused_stores=self._store.num_refused_stores,
             refused_copies=self._store.num_refused_copies,

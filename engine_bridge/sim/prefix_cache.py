@@ -45,7 +45,7 @@ class PrefixCache:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._by_hash: dict[bytes, int] = {}
         self._promised = 0
-        self.num_evicted = 0
+        self.num_stored = self.num_evicted = 0
 
     @property
     def num_cached(self) -> int:
@@ -110,6 +110,7 @@ class PrefixCache:
             return False
         self._by_hash[block_hash] = number
         self._blocks[number].hash = block_hash
+        self.num_stored += 1
         return True
 
     def release(self, blocks: Sequence[int]) -> None:

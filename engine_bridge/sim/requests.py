@@ -43,6 +43,20 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return self.hbm_tokens + self.l1_tokens + self.l2_tokens
 
 
+class TokenTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of all requests together. A prompt counts once it was computed or found, at its first token."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    hbm_tokens: int = 0
+    l1_tokens: int = 0
+    l2_tokens: int = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.hbm_tokens + self.l1_tokens + self.l2_tokens
+
+
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request's time went, in nanoseconds; the parts add up to arrival until end.
 

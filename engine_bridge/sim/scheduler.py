@@ -14,7 +14,14 @@ from engine_bridge.sim.chunk_store import ChunkStore
 from engine_bridge.sim.costs import step_ns
 from engine_bridge.sim.hardware import EngineConfig
 from engine_bridge.sim.prefix_cache import PrefixCache
-from engine_bridge.sim.requests import AbortedOutput, FinishedOutput, Output, SimRequest, TokenOutput
+from engine_bridge.sim.requests import (
+    AbortedOutput,
+    FinishedOutput,
+    Output,
+    SimRequest,
+    TokenOutput,
+    TokenTotals,
+)
 from engine_bridge.sim.sequences import SimSequence
 from engine_bridge.sim.tiers import ChunkId
 
@@ -28,6 +35,7 @@ class Scheduler:
         self._emit = emit
         self.cache = PrefixCache(config.num_blocks)
         self.outputs: list[Output] = []
+        self._tokens = [0, 0, 0, 0, 0]
         self._sequences: dict[str, SimSequence] = {}
         self._waiting: deque[SimSequence] = deque()
         self._loaded: deque[SimSequence] = deque()
@@ -36,6 +44,13 @@ class Scheduler:
         self.step_end_ns: int | None = None
         self.may_start = False
         """Something changed since a step could not be started."""
+
+    @property
+    def totals(self) -> TokenTotals:
+        prompt, completion, hbm, l1, l2 = self._tokens
+        return TokenTotals(
+            prompt_tokens=prompt, completion_tokens=completion, hbm_tokens=hbm, l1_tokens=l1, l2_tokens=l2
+        )
 
     @property
     def num_running(self) -> int:
@@ -228,6 +243,15 @@ class Scheduler:
         sequence.num_generated += 1
         if index == 0:
             sequence.first_token_ns = now_ns
+            counts = (
+                sequence.num_prompt,
+                0,
+                sequence.hbm_tokens,
+                sequence.l1_tokens,
+                sequence.l2_tokens,
+            )
+            self._tokens = [total + count for total, count in zip(self._tokens, counts, strict=True)]
+        self._tokens[1] += 1
         self.outputs.append(
             TokenOutput(request_id=request.request_id, at_ns=now_ns, index=index, token_id=token)
         )

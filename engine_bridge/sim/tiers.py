@@ -157,6 +157,9 @@ class Tier:
         for chunk in chunks:
             self._chunks[chunk] -= 1
 
+    def is_being_written(self, chunk: ChunkId) -> bool:
+        return chunk in self._reserved
+
     def is_locked(self, chunk: ChunkId) -> bool:
         return self._chunks.get(chunk, 0) > 0
 
