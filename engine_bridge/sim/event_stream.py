@@ -18,7 +18,13 @@ import zmq
 import zmq.asyncio
 
 from engine_bridge.cache_events import END_OF_REPLAY
-from engine_bridge.sim.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineRestarted, KvEvent
+from engine_bridge.sim.block_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EngineRestarted,
+    KvEvent,
+)
 
 TOPIC = b"kv"
 REMEMBERED = 10_000

@@ -180,11 +180,12 @@ class Speaker:
         wanted = (ask.max_tokens if ask.ignore_eos else min(least, ask.max_tokens)) - ends
         if len(ids) < wanted:
             ids = ids + array("I", pseudo_ids(chance, self._tokenizer.words, wanted - len(ids)))
-            text = None
+            text, uses = None, ()
         if ends:
             ids = ids + array("I", sorted(self._tokenizer.eos_ids)[:1])
         if len(ids) > ask.max_tokens:
             ids, text, uses, ends = ids[: ask.max_tokens], None, (), False
+        uses = uses if ends else ()
         reason = "length" if not ends else "tool_calls" if uses else "stop"
         return self._spoken(ids, text, uses, reason, ask.stop)
 

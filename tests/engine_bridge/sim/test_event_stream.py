@@ -1,6 +1,7 @@
 """The proxy's own subscriber reads the stream, its replay and its restarts."""
 
 import asyncio
+import typing
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -17,7 +18,13 @@ from engine_bridge.cache_events import (
     short_hash,
 )
 from engine_bridge.sim.event_stream import EventStream, encode_event
-from engine_bridge.sim.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineRestarted
+from engine_bridge.sim.block_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EngineRestarted,
+    KvEvent,
+)
 from lifecycle.vocabulary import Tier
 
 ONE, TWO = b"\1" * 32, b"\2" * 32
@@ -120,3 +127,9 @@ async def test_nothing_is_sent_for_nothing(stream: EventStream):
     stream.take(3, [CHUNK])
     [batch] = await first(1, EventSubscriber(stream.endpoint, replay_endpoint=stream.replay_endpoint))
     assert batch.sequence == 0
+
+
+def test_every_event_but_a_restart_has_a_form_on_the_wire():
+    sent = [STORED, BlockRemoved(block_hashes=(ONE,), medium="GPU"), AllBlocksCleared()]
+    assert {type(each) for each in sent} | {EngineRestarted} == set(typing.get_args(KvEvent))
+    assert [encode_event(each)["type"] for each in sent] == [type(each).__name__ for each in sent]
