@@ -12,9 +12,15 @@ from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import DirectiveOutcome
 from proxy.runtime import Runtime
 
+IN_FLIGHT = "calls of the tenant are in flight: erase again when they are over"
+
 
 class Erasure(msgspec.Struct, kw_only=True):
-    """What became of a tenant's chunks, by key in hex. `left` are those that could not be freed, with why."""
+    """What became of a tenant's chunks, by key in hex.
+
+    `erased` are absent from the cache, by its own word. `shared` are those that another tenant refers to
+    as well. `left` could not be freed; `reasons` say why, and what else is not done yet.
+    """
 
     tenant: str
     contexts: int = 0
@@ -28,24 +34,27 @@ async def erase_tenant(runtime: Runtime, tenant: str) -> Erasure:
     """Close the tenant's contexts, drop its pins, and free what only it referred to.
 
     Chunks that another tenant's context refers to stay and are listed. Erasing is asked for by a person, so
-    it is carried out in every mode; a failed self-test still stops it. Raises `LogUnavailable`.
+    it is carried out in every mode; a failed self-test still stops it. What the tenant's calls in flight
+    refer to is left, for the engine goes on storing it. Raises `LogUnavailable`.
     """
     contexts = runtime.tracker.contexts
     states = list(contexts.of_tenant(tenant))
+    uids = {state.uid for state in states}
     owned: dict[Namespace, dict[bytes, None]] = {}
     for state in states:
         for version in state.versions.values():
-            owned.setdefault(state.namespace, {}).update(dict.fromkeys(split_keys(version.keys)))
+            owned.setdefault(state.namespace.cache, {}).update(dict.fromkeys(split_keys(version.keys)))
     for namespace in contexts.index.namespaces():
-        for run in contexts.index.dead_runs(namespace, demoted=True):
-            owner = contexts.states.get(run.owner)
-            if owner is not None and owner.key.tenant == tenant:
-                owned.setdefault(namespace, {}).update(dict.fromkeys(split_keys(run.keys)))
+        dead = contexts.index.dead_keys(namespace, uids.__contains__)
+        owned.setdefault(namespace, {}).update(dict.fromkeys(dead))
     result = Erasure(tenant=tenant, contexts=len(states))
     for state in states:
         await _close(runtime, state)
+    await runtime.pins.settled()
     for namespace, keys in owned.items():
         await _erase(runtime, namespace, list(keys), result)
+    if any(state.flights for state in contexts.of_tenant(tenant)):
+        result.reasons.append(IN_FLIGHT)
     return result
 
 
@@ -64,10 +73,14 @@ async def observe_now(tracker: Tracker, uid: str, observation: Observation) -> N
 
 async def _erase(runtime: Runtime, namespace: Namespace, keys: list[bytes], result: Erasure) -> None:
     index = runtime.tracker.contexts.index
-    result.shared += [k.hex() for k in keys if index.references(namespace, k)]
+    alive = [k for k in keys if index.references(namespace, k)]
+    if alive:
+        others = _keys_of_others(runtime, namespace, result.tenant)
+        result.shared += [k.hex() for k in alive if k in others]
+        result.left += [k.hex() for k in alive if k not in others]
     dead = [k for k in keys if not index.references(namespace, k)]
     objection = runtime.objection(namespace)
-    if objection:
+    if objection and dead:
         result.left += [k.hex() for k in dead]
         result.reasons.append(objection)
         return
@@ -84,5 +97,12 @@ async def _erase(runtime: Runtime, namespace: Namespace, keys: list[bytes], resu
         gone = set(split_keys(outcome.gone))
         result.erased += [k.hex() for k in batch if k in gone]
         result.left += [k.hex() for k in batch if k not in gone]
-        if outcome.outcome is not DirectiveOutcome.APPLIED:
+        if outcome.outcome is not DirectiveOutcome.APPLIED or outcome.skipped:
             result.reasons.append(outcome.reason)
+
+
+def _keys_of_others(runtime: Runtime, namespace: Namespace, tenant: str) -> set[bytes]:
+    """Every key in a namespace that contexts of other tenants refer to."""
+    states = runtime.tracker.contexts.states.values()
+    others = (s for s in states if s.key.tenant != tenant and s.namespace.cache == namespace)
+    return {key for s in others for version in s.versions.values() for key in split_keys(version.keys)}

@@ -1,8 +1,7 @@
 """Which chunks live contexts refer to, and what the cache said of them. Rebuilt from the log.
 
 A context counts once for each of its live versions whose run holds a chunk. A chunk without references is
-dead and stays in the books until it is known to be gone, or was not proven to be ours for
-`UNPROVEN_NS`.
+dead and stays in the books until it is known to be gone, or was not proven to be ours for `UNPROVEN_NS`.
 """
 
 from collections import Counter, deque
@@ -33,7 +32,6 @@ UNPROVEN_NS = 120 * 10**9
 RETRY_NS = 30 * 10**9
 """How long after a directive came to nothing its chunks are left alone."""
 
-_NO_VERSIONS: dict[int, Version] = {}
 _UNDER_WAY = (DirectiveOutcome.PROPOSED, DirectiveOutcome.ACCEPTED)
 _VERIFIED = int(ChunkFlag.VERIFIED)
 _STORED = int(ChunkFlag.VERIFIED | ChunkFlag.OURS)
@@ -87,8 +85,6 @@ class ChunkIndex:
         self._now_ns = 0
         self._unproven: deque[tuple[int, Namespace, bytes]] = deque()
 
-    # -- events -------------------------------------------------------------------------------------------
-
     def apply(self, event: Event, before: ContextState | None, after: ContextState | None) -> None:
         """Take in one event. `before` and `after` are the states around a context's event, else None.
 
@@ -117,7 +113,7 @@ class ChunkIndex:
                 pass
 
     def _follow(self, before: ContextState | None, after: ContextState) -> None:
-        old = before.versions if before is not None else _NO_VERSIONS
+        old = before.versions if before is not None else {}
         if old is not after.versions:
             self._follow_versions(after.namespace, old, after)
         if before is None or before.flights is not after.flights:
@@ -357,6 +353,11 @@ class ChunkIndex:
             return ()
         runs = books.runs
         return tuple({**runs.fresh, **runs.demoted} if demoted else runs.fresh)
+
+    def dead_keys(self, namespace: Namespace, owned: Callable[[str], bool]) -> list[bytes]:
+        """Every key that nothing refers to and whose last owner is accepted, proven or not."""
+        books = self._books.get(namespace.cache)
+        return books.runs.dead_keys(owned) if books else []
 
     def oldest_unknown_ns(self, namespace: Namespace) -> int | None:
         """When the oldest call in flight arrived whose chain is not known yet; None if there is none."""

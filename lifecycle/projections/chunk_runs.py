@@ -6,13 +6,13 @@ brought them, so an unshared run costs no copy of its keys. It is cut where coun
 joined again, for joining would copy what is shared now.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from sys import byteorder
 
 import msgspec
 
-from lifecycle.core.ids import KEY_BYTES
+from lifecycle.core.ids import KEY_BYTES, split_keys
 from lifecycle.core.plan import DEMOTED, FRESH, ChunkFlag
 
 _WORDS_PER_KEY = KEY_BYTES // 8
@@ -131,6 +131,11 @@ class RunBook:
                 if id(run) not in seen:
                     seen.add(id(run))
                     yield run
+
+    def dead_keys(self, owned: Callable[[str], bool]) -> list[bytes]:
+        """Keys of all dead runs whose last owner is accepted."""
+        dead = (run for run in self.runs() if not run.refs and owned(run.owner))
+        return [key for run in dead for key in split_keys(run.keys)]
 
     def keys_with(self, flag: int) -> list[bytes]:
         """Keys of every chunk that has the flag."""

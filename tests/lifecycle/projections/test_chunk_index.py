@@ -433,6 +433,10 @@ class IndexMachine(RuleBasedStateMachine):
             assert self.index.unverified(namespace, keys) == unshown
             for run in self.index.dead_runs(namespace, demoted=True):
                 assert {self.model.chunks[namespace][k].owner for k in split_keys(run.keys)} == {run.owner}
+            dead = {k: c.owner for k, c in self.model.chunks[namespace].items() if c.dead_ns}
+            for owner in {"nobody", *dead.values()}:
+                expected = sorted(k for k, last in dead.items() if last == owner)
+                assert sorted(self.index.dead_keys(namespace, owner.__eq__)) == expected
 
     @invariant()
     def who_is_in_the_way_is_known(self) -> None:
