@@ -56,16 +56,20 @@ class Tracker:
         self._landed: dict[int, Sequence[RecordedEvent]] = {}
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
+        self._unread = True
 
     @property
     def degraded(self) -> str:
         """Why the books may lag behind what happened; empty when they do not."""
+        if self._unread:
+            return "the event log has not been read yet"
         num_waiting = len(self._waiting) + len(self._untracked)
         return f"{num_waiting} observations wait for the event log" if num_waiting else ""
 
     async def start(self) -> None:
-        """Rebuild what is true from the log. Raises `CorruptLog`, `LogUnavailable`."""
-        await self.contexts.rebuild(self._log.read_all())
+        """Rebuild what is true from the log. Raises `CorruptLog`, and `LogUnavailable`: then try again."""
+        await self.contexts.rebuild(self._log.read_all(self.contexts.position))
+        self._unread = False
 
     async def end_orphans(self) -> None:
         """End the calls that were under way when the last process of this log ended: nobody else will.

@@ -11,9 +11,11 @@ import structlog
 import uvicorn
 
 from lifecycle.ports import CacheControl
+from lifecycle.store.opening import open_log
 from proxy.admin_api import AdminGuard, create_admin_app
 from proxy.config import Config, InvalidConfig, Listener
 from proxy.data_app import DataApp
+from proxy.following import LogOpener
 from proxy.ops_api import OpsApi
 from proxy.runtime import Runtime, open_runtime
 from proxy.tasks import owned_tasks
@@ -53,11 +55,13 @@ def create_data_app(runtime: Runtime) -> DataApp:
 
 
 @asynccontextmanager
-async def serving(config: Config, cache: CacheControl | None = None) -> AsyncIterator[Serving]:
+async def serving(
+    config: Config, cache: CacheControl | None = None, opener: LogOpener = open_log
+) -> AsyncIterator[Serving]:
     """Serve both listeners until the block ends; then drain, settle and close.
 
-    `cache` stands in for the driver that the configuration names. Raises `InvalidConfig`, also for an address
-    that everybody could use without a key, or that is taken.
+    `cache` stands in for the driver that the configuration names, `opener` for what opens its log. Raises
+    `InvalidConfig`, also for an address that everybody could use without a key, or that is taken.
     """
     if not config.api_keys:
         for listener in (config.data, config.admin):
@@ -68,7 +72,7 @@ async def serving(config: Config, cache: CacheControl | None = None) -> AsyncIte
                 )
     async with AsyncExitStack() as stack:
         sockets = [stack.enter_context(_bound(each)) for each in (config.data, config.admin)]
-        runtime = await stack.enter_async_context(open_runtime(config, cache))
+        runtime = await stack.enter_async_context(open_runtime(config, cache, opener))
         apps = (create_data_app(runtime), AdminGuard(create_admin_app(runtime), runtime))
         servers = [_server(app) for app in apps]
         tasks = await stack.enter_async_context(owned_tasks())

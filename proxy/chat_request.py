@@ -79,6 +79,10 @@ class MessageHasher:
     """Digests under one secret key (at most 64 bytes). Digests of different keys cannot be compared."""
 
     def __init__(self, key: bytes) -> None:
+        self.rekey(key)
+
+    def rekey(self, key: bytes) -> None:
+        """Digest under another key from now on."""
         self._message = blake2b(digest_size=DIGEST_BYTES, key=key, person=b"message")
         self._echo = blake2b(digest_size=DIGEST_BYTES, key=key, person=b"echo")
         self._head = blake2b(digest_size=DIGEST_BYTES, key=key, person=b"head")

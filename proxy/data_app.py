@@ -164,7 +164,7 @@ class DataApp:
 
     async def _chat(self, path: str, body: bytes) -> ChatCall | None:
         """The call if it can be followed; reading is spared while everything is bypassed."""
-        if path != CHAT_PATH or self._modes.bypass_all:
+        if path != CHAT_PATH or self._modes.pipes_everything:
             return None
         try:
             return await read_chat_call(body, self._hasher)

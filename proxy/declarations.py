@@ -118,6 +118,8 @@ class Declarations:
         if state is None and isinstance(operation, ForkContext | SpawnContext | MarkOneOff):
             state = await self._create(key, operation)
         if state is None:
+            if self._tracker.degraded:
+                raise LogUnavailable(self._tracker.degraded)
             return _rejected(operation, "no such context")
         bytes_per_token, left = self.pin_budget(tenant)
         recorded = await self._tracker.observe(

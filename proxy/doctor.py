@@ -7,10 +7,10 @@ import msgspec
 
 from engine_bridge.cache_events import EventSubscriber
 from lifecycle.errors import LifecycleError
-from lifecycle.store.opening import open_log
+from lifecycle.store.opening import MEMORY_LOG, open_log
 from proxy.config import Config
 from proxy.models import EngineUnreached, MappedModel, ask_engine, load_profile, plain_ids
-from proxy.runtime import MEMORY_LOG, cache_driver
+from proxy.runtime import cache_driver
 
 LISTEN_SECONDS = 5.0
 """The engine reports a block in the step that fills it; this is much longer."""
@@ -81,7 +81,7 @@ async def _log(config: Config) -> Finding:
     if config.log_url == MEMORY_LOG:
         return Finding("event log", True, "in memory: what is known is lost with the process")
     try:
-        event_log, _, place = await open_log(config.log_url)
+        event_log, _, place, _ = await open_log(config.log_url)
     except LifecycleError as error:
         return Finding("event log", False, str(error))
     try:

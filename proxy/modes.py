@@ -13,7 +13,7 @@ _HOLDOUT_SCALE = 1 << 32
 class Modes:
     """Mode rules in force. The most specific wins: model and tenant, model, tenant, neither.
 
-    `bypass_all` stands above every rule: the emergency switch.
+    Above every rule stand `bypass_all`, the emergency switch, and `unfollowed`: the books are not read yet.
     """
 
     def __init__(self, config: Config) -> None:
@@ -21,10 +21,16 @@ class Modes:
         self._rules = {(r.model, r.tenant): r.mode for r in config.modes}
         self.holdout = config.holdout
         self.bypass_all = False
+        self.unfollowed = False
+
+    @property
+    def pipes_everything(self) -> bool:
+        """Whether every call is in bypass, whatever the rules say."""
+        return self.bypass_all or self.unfollowed
 
     def of(self, model: str, tenant: str) -> Mode:
         """The mode for a call."""
-        if self.bypass_all:
+        if self.pipes_everything:
             return Mode.BYPASS
         for key in ((model, tenant), (model, ""), ("", tenant)):
             if key in self._rules:

@@ -18,18 +18,17 @@ from engine_bridge.placement_watch import PlacementWatch
 from engine_bridge.verifier import Verifier
 from lifecycle.core.ids import Namespace
 from lifecycle.errors import LifecycleError
-from lifecycle.ports import CacheControl, EventLog, SelfTest
+from lifecycle.ports import CacheControl, SelfTest
 from lifecycle.reclaimer import Reclaimer
-from lifecycle.store.memory import MemoryEventLog
+from lifecycle.store.late import LateEventLog
 from lifecycle.store.opening import open_log
-from lifecycle.store.pin_vault import PinVault
-from lifecycle.store.sql import SqlEventLog
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Mode
 from proxy.auth import Authenticator
 from proxy.chat_request import MessageHasher
 from proxy.config import Config, api_key
 from proxy.declarations import Declarations, PinTerms
+from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
 from proxy.hold_watch import HoldWatch
 from proxy.lineage import LineageIndex
 from proxy.mailbox import Mailboxes
@@ -53,9 +52,6 @@ from proxy.upstream import AiohttpUpstream, UpstreamTarget, UpstreamTimeouts
 
 log = structlog.get_logger(__name__)
 
-MEMORY_LOG = "memory:"
-DIGEST_SECRET = "digest_secret"
-DIGEST_SECRET_BYTES = 32
 DEFAULT_CHUNK_TOKENS = 256
 
 TICK_SECONDS = 1.0
@@ -73,20 +69,19 @@ class Runtime:
     def __init__(
         self,
         config: Config,
-        event_log: EventLog,
-        secret: bytes,
         tasks: Tasks,
         cache: CacheControl | None = None,
+        opener: LogOpener = open_log,
     ) -> None:
         self.config = config
-        self.event_log = event_log
+        self.event_log = LateEventLog()
         self.clock = SystemClock()
         self.ids = RandomIds()
         self.modes = Modes(config)
         self.auth = Authenticator(
             [api_key(k, os.environ) for k in config.api_keys], os.environ.get(config.upstream.api_key_env, "")
         )
-        self.hasher = MessageHasher(secret)
+        self.hasher = MessageHasher(secrets.token_bytes(DIGEST_SECRET_BYTES))
         self.upstream = AiohttpUpstream(
             UpstreamTarget.parse(config.upstream.url),
             UpstreamTimeouts(
@@ -98,7 +93,7 @@ class Runtime:
         self._profiles: dict[str, ModelProfile] = {}
         self.cache = cache or cache_driver(config, self._tokenize if config.models else None)
         self.blocks = CallBlocks()
-        self.tracker = Tracker(event_log, self.clock)
+        self.tracker = Tracker(self.event_log, self.clock)
         self.reclaimer = Reclaimer(
             self.tracker,
             self.cache,
@@ -152,11 +147,18 @@ class Runtime:
             self.holds.save,
         )
         self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
-        self.problem = ""
+        self.following = Following(
+            config.log_url, opener, self.event_log, self.tracker, self.hasher, self.holds, self.modes
+        )
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
         self.prepared = asyncio.Event()
         """Set when the engine was reached, the self-test has run, and models are mapped or never can be."""
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is followed; empty if calls are."""
+        return self.following.problem
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -172,7 +174,7 @@ class Runtime:
             )
         if self.problem:
             found.append(self.problem)
-        if self.tracker.degraded:
+        elif self.tracker.degraded:
             found.append(self.tracker.degraded)
         return tuple(found)
 
@@ -194,6 +196,8 @@ class Runtime:
             return self.problem
         if not self.self_test.ok:
             return "; ".join(self.self_test.problems) or "the self-test failed"
+        if self.modes.bypass_all:
+            return "everything is in bypass"
         if namespace.model not in self.models:
             return f"no model {namespace.model!r} is configured"
         return ""
@@ -263,21 +267,29 @@ class Runtime:
 
     async def reclaim(self) -> None:
         """Free the dead, for ever. Before the first self-test nobody knows whether they may be freed."""
-        await self.prepared.wait()
+        await self._able()
         await self.reclaimer.run()
 
     async def keep_pins(self) -> None:
         """Hold what is pinned, for ever; not before the first self-test either."""
-        await self.prepared.wait()
+        await self._able()
         await self.pins.run()
 
     async def watch_holds(self) -> None:
         """Compare what the cache holds with what it should, for ever."""
-        await self.prepared.wait()
+        await self._able()
         await self.holds.run()
+
+    async def watch_placement(self) -> None:
+        """Notice what left the cache behind our back, for ever."""
+        await self.following.begun.wait()
+        if self.tracker.contexts.position:
+            self.placement.doubt("the proxy was restarted")
+        await self.placement.run()
 
     async def keep_time(self) -> None:
         """Let leases, doubts and pins run out, and record what waited for the log."""
+        await self.following.begun.wait()
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
@@ -285,6 +297,11 @@ class Runtime:
                 await self.tracker.tick()
             except LifecycleError as error:
                 log.warning("time stands still", error=str(error))
+
+    async def _able(self) -> None:
+        """Until we know what is true, and whether the cache may be touched."""
+        await self.following.begun.wait()
+        await self.prepared.wait()
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -329,32 +346,26 @@ _NOT_REACHED = "the engine has not been reached yet"
 
 
 @asynccontextmanager
-async def open_runtime(config: Config, cache: CacheControl | None = None) -> AsyncIterator[Runtime]:
+async def open_runtime(
+    config: Config, cache: CacheControl | None = None, opener: LogOpener = open_log
+) -> AsyncIterator[Runtime]:
     """Open the log, rebuild what is true, start the loops; on exit let work settle, then close.
 
-    `cache` stands in for the driver that the configuration names. A log that cannot be read leaves a proxy
-    that forwards and follows nothing: calls fail open. Raises `InvalidConfig`.
+    `cache` stands in for the driver that the configuration names, `opener` for what opens its log. A log that
+    is away is waited for behind the scenes, and until it was read the proxy forwards and follows nothing:
+    calls fail open. Raises `InvalidConfig`.
     """
     async with AsyncExitStack() as stack:
-        event_log, secret, problem = await _open_log(config.log_url)
-        stack.push_async_callback(event_log.close)
         resources = await stack.enter_async_context(AsyncExitStack())
         tasks = await stack.enter_async_context(owned_tasks())
-        runtime = Runtime(config, event_log, secret, tasks, cache)
+        runtime = Runtime(config, tasks, cache, opener)
+        resources.push_async_callback(runtime.event_log.close)
         resources.push_async_callback(runtime.cache.close)
         resources.push_async_callback(runtime.upstream.close)
         resources.push_async_callback(runtime.close_models)
         stack.push_async_callback(runtime.settled)
-        runtime.problem = problem
-        await _adopt_holds(runtime)
-        try:
-            await runtime.tracker.start()
-            await runtime.tracker.end_orphans()
-        except LifecycleError as error:
-            runtime.problem = f"the event log cannot be read, nothing is followed: {error}"
-            runtime.modes.bypass_all = True
-        if runtime.tracker.contexts.position:
-            runtime.placement.doubt("the proxy was restarted")
+        if not await runtime.following.begin():
+            tasks.keep(runtime.following.keep_trying)
         for loop in (
             runtime.reach_engine,
             runtime.follow_events,
@@ -362,30 +373,7 @@ async def open_runtime(config: Config, cache: CacheControl | None = None) -> Asy
             runtime.reclaim,
             runtime.keep_pins,
             runtime.watch_holds,
-            runtime.placement.run,
+            runtime.watch_placement,
         ):
             tasks.keep(loop)
         yield runtime
-
-
-async def _adopt_holds(runtime: Runtime) -> None:
-    """Take over what an earlier run held. Without its vault we go on, and its holds stay until it is back."""
-    if not isinstance(runtime.event_log, SqlEventLog):
-        return
-    try:
-        await runtime.holds.adopt(await PinVault.open(runtime.event_log.engine))
-    except LifecycleError as error:
-        log.error("pins of this run are lost at its end, those of earlier runs stay held", error=str(error))
-
-
-async def _open_log(url: str) -> tuple[EventLog, bytes, str]:
-    if url == MEMORY_LOG:
-        return MemoryEventLog(), secrets.token_bytes(DIGEST_SECRET_BYTES), ""
-    try:
-        event_log, settings, _ = await open_log(url)
-        secret = await settings.get_or_create(DIGEST_SECRET, lambda: secrets.token_bytes(DIGEST_SECRET_BYTES))
-    except LifecycleError as error:
-        problem = f"the event log cannot be opened, events of this run are lost at its end: {error}"
-        log.error(problem)
-        return MemoryEventLog(), secrets.token_bytes(DIGEST_SECRET_BYTES), problem
-    return event_log, secret, ""

@@ -1,13 +1,18 @@
-"""The durable event log that a URL names."""
+"""The event log that a URL names."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from lifecycle.ports import EventLog
+from lifecycle.store.memory import MemoryEventLog
+from lifecycle.store.pin_vault import PinVault
 from lifecycle.store.redis_settings import RedisSettings
 from lifecycle.store.redis_streams import RedisEventLog
 from lifecycle.store.settings import SqlSettings
 from lifecycle.store.sql import SqlEventLog
+
+MEMORY_LOG = "memory:"
 
 
 class Settings(Protocol):
@@ -17,20 +22,33 @@ class Settings(Protocol):
 
 
 class OpenLog(NamedTuple):
-    """A log, what lies beside it, and where both are, in words without a password."""
+    """A log, what lies beside it, and where both are, in words without a password.
+
+    `open_vault` opens the vault of held pins; None where this kind of log has none beside it.
+    """
 
     event_log: EventLog
     settings: Settings
     place: str
+    open_vault: Callable[[], Awaitable[PinVault]] | None = None
+
+
+class _NoSettings:
+    """Values that nobody will ask for again."""
+
+    async def get_or_create(self, name: str, factory: Callable[[], bytes]) -> bytes:
+        return factory()
 
 
 async def open_log(url: str) -> OpenLog:
-    """Open what `url` names: `redis://`, `rediss://` or `sqlite:///path`.
+    """Open what `url` names: `redis://`, `rediss://`, `sqlite:///path`, or `memory:`, which nothing outlives.
 
     Raises `ValueError` for another kind of URL, `LogUnavailable` and `CorruptLog` as the adapters do.
     """
+    if url == MEMORY_LOG:
+        return OpenLog(MemoryEventLog(), _NoSettings(), "memory")
     if url.startswith(("redis://", "rediss://")):
         redis = await RedisEventLog.open(url)
         return OpenLog(redis, RedisSettings(redis.server), redis.server.place)
     sql = await SqlEventLog.open(url)
-    return OpenLog(sql, SqlSettings(sql.engine), url)
+    return OpenLog(sql, SqlSettings(sql.engine), url, partial(PinVault.open, sql.engine))

@@ -400,7 +400,7 @@ async def test_a_log_that_cannot_be_opened_or_read_leaves_a_pipe(tmp_path: Path)
         assert answer.status_code == 200
         problems = (await it.admin.get("/readyz")).json()["problems"]
         assert any("event log" in p for p in problems)
-        assert it.runtime.objection(next(iter(it.runtime.tracker.contexts.index.namespaces())))
+        assert it.runtime.objection(it.runtime.tracking.namespace(NAME, ""))
 
 
 # -- the end of a call ------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ async def test_what_died_before_and_was_not_freed_is_erased_too(tmp_path: Path) 
 async def test_what_cannot_be_freed_is_left_with_a_reason(tmp_path: Path) -> None:
     async with whole_proxy(tmp_path, api_keys=keys()) as it:
         await called(it, "a", OF_A)
-        it.runtime.problem = "something is wrong"
+        it.runtime.following.problem = "something is wrong"
         erased = await erase_tenant(it.runtime, "a")
         assert erased.erased == []
         assert set(erased.left) >= {key.hex() for key in it.toy.keys(OF_A)}

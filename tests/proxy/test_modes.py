@@ -32,6 +32,10 @@ def test_the_most_specific_rule_wins() -> None:
     modes.bypass_all = True
     assert modes.of("m", "x") is Mode.BYPASS
     modes.bypass_all = False
+    modes.unfollowed = True
+    assert modes.pipes_everything
+    assert modes.of("m", "x") is Mode.BYPASS
+    modes.unfollowed = False
     assert modes.of("m", "x") is Mode.ENFORCE
 
 
