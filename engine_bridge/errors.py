@@ -2,10 +2,13 @@
 
 BridgeError
 ├── CacheUnavailable     the cache's control interface cannot be reached; the directive may be tried again
+├── MalformedTrace       a recorded trace says what cannot be; whoever made it has to look at the line
 ├── TemplateMismatch     our tokens are not the engine's; stop mapping under this fingerprint
 └── Unmappable           this call's tokens cannot be known; forward it, reclaim nothing of it
     └── RejectedByEngine the engine answers such a request with an error; no KV comes of it
 """
+
+from pathlib import Path
 
 
 class BridgeError(Exception):
@@ -14,6 +17,16 @@ class BridgeError(Exception):
 
 class CacheUnavailable(BridgeError):
     """The cache did not answer, or answered with a failure of its own."""
+
+
+class MalformedTrace(BridgeError):
+    """A line of a trace is not what the format allows, or contradicts the lines before it."""
+
+    def __init__(self, path: Path, line: int, reason: str) -> None:
+        super().__init__(f"{path}, line {line}: {reason}")
+        self.path = path
+        self.line = line
+        self.reason = reason
 
 
 class TemplateMismatch(BridgeError):
