@@ -48,7 +48,7 @@ from proxy.pin_keeper import PinKeeper
 from proxy.system import RandomIds, SystemClock
 from proxy.tasks import Tasks, owned_tasks
 from proxy.tracking import Tracking
-from proxy.upstream import AiohttpUpstream, UpstreamTarget, UpstreamTimeouts
+from proxy.upstream import PooledUpstream, UpstreamTarget, UpstreamTimeouts
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +82,7 @@ class Runtime:
             [api_key(k, os.environ) for k in config.api_keys], os.environ.get(config.upstream.api_key_env, "")
         )
         self.hasher = MessageHasher(secrets.token_bytes(DIGEST_SECRET_BYTES))
-        self.upstream = AiohttpUpstream(
+        self.upstream = PooledUpstream(
             UpstreamTarget.parse(config.upstream.url),
             UpstreamTimeouts(
                 config.upstream.connect_seconds,

@@ -1,28 +1,23 @@
 """The HTTP client of the data path: one request out, one answer back, nothing interpreted on the way.
 
-aiohttp carries it: its per-request cost is about a tenth of httpx's. It is told to keep its hands off: no
-decompression, no redirects, no cookies, no headers of its own, the request target as the client wrote it.
+It is our own, a pool over `EngineConnection`: a general client costs more CPU a call than everything else on
+the path, and rewrites headers and targets that must arrive as they were sent.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from types import SimpleNamespace
-from typing import Protocol, TypeAlias
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from typing import Any, Protocol
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
-import aiohttp
 import msgspec
-from multidict import CIMultiDict
-from yarl import URL
 
-from proxy.errors import ConnectFailed, FirstByteTimeout, UpstreamBroken
+from proxy.engine_connection import EngineAnswer, EngineConnection, Headers
+from proxy.errors import ConnectFailed, FirstByteTimeout, InvalidRequest
 
-Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
-
-_INLINE_BODY_BYTES = 512 * 1024
-_SLICE_BYTES = 256 * 1024
-_MAX_HEADER_BYTES = 256 * 1024
-_NO_AUTOMATIC_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 _HOP_BY_HOP = frozenset(
@@ -53,7 +48,8 @@ class UpstreamTarget(msgspec.Struct, frozen=True):
     """Where an engine lives. `prefix` is the path that stands before `/v1`, without a trailing slash."""
 
     scheme: str
-    authority: str
+    host: str
+    port: int
     prefix: str = ""
 
     @classmethod
@@ -67,19 +63,18 @@ class UpstreamTarget(msgspec.Struct, frozen=True):
             raise ValueError(f"not an http(s) URL: {base_url!r}")
         if parts.query or parts.fragment or "@" in parts.netloc:
             raise ValueError(f"an upstream URL is scheme, host and path only: {base_url!r}")
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        port = parts.port or _DEFAULT_PORTS[parts.scheme]
         prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-        return cls(parts.scheme, f"{host}:{port}", prefix)
+        return cls(parts.scheme, parts.hostname, parts.port or _DEFAULT_PORTS[parts.scheme], prefix)
 
-    def url(self, raw_target: bytes) -> URL:
-        """The URL of a request target, path and query exactly as given."""
-        return URL.build(
-            scheme=self.scheme,
-            authority=self.authority,
-            path=self.prefix + raw_target.decode("latin-1"),
-            encoded=True,
-        )
+    @property
+    def authority(self) -> str:
+        """What the `host` header says: the port only where it is not the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def path(self, raw_target: bytes) -> bytes:
+        """A request target behind the prefix, path and query exactly as given."""
+        return self.prefix.encode("latin-1") + raw_target
 
 
 class UpstreamCredentials(msgspec.Struct, frozen=True):
@@ -138,105 +133,150 @@ class Upstream(Protocol):
     async def close(self) -> None: ...
 
 
-class AiohttpUpstream:
-    """An engine behind an aiohttp connection pool. Must be built and closed on the loop that uses it.
+class PooledUpstream:
+    """An engine behind a pool of connections. Must be built and closed on the loop that uses it.
 
-    `max_connections` 0 means no cap. Idle connections are dropped after 4 s, before an engine that runs on
-    uvicorn drops them after 5: a request written onto a dying connection could not be repeated safely.
+    As many connections as there are calls. Idle ones are dropped after `keepalive_seconds`, before an engine
+    that runs on uvicorn drops them after 5: a request written onto a dying connection could not be repeated
+    safely.
     """
 
     def __init__(
         self,
         target: UpstreamTarget,
         timeouts: UpstreamTimeouts | None = None,
-        max_connections: int = 0,
         keepalive_seconds: float = 4.0,
     ) -> None:
         self._target = target
         self._timeouts = timeouts or UpstreamTimeouts()
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_mark_reused)
-        trace.on_request_headers_sent.append(_mark_sent)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=keepalive_seconds),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=_NO_AUTOMATIC_HEADERS,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect),
-            trace_configs=[trace],
-            max_line_size=_MAX_HEADER_BYTES,
-            max_field_size=_MAX_HEADER_BYTES,
-        )
-        # aiohttp repeats GET, PUT and DELETE on its own after bytes went out; repeating is decided in `open`.
-        self._session._retry_connection = False
+        self._keepalive_seconds = keepalive_seconds
+        self._tls = ssl.create_default_context() if target.scheme == "https" else None
+        self._idle: deque[EngineConnection] = deque()
+        self._all: WeakSet[EngineConnection] = WeakSet()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
 
     async def open(self, request: UpstreamRequest) -> UpstreamResponse:
-        """See `Upstream`. Repeats once when nothing of the request had left: the connection could not be
-        made, or a reused one was found dead before the first byte."""
-        headers = CIMultiDict([(_text(name), _text(value)) for name, value in request.headers])
-        if isinstance(request.body, bytes):
-            headers["Content-Length"] = str(len(request.body))
-        for attempt in (1, 2):
-            trace = SimpleNamespace(reused=False, sent=False)
-            try:
-                async with asyncio.timeout(self._timeouts.first_byte):
-                    answer = await self._session.request(
-                        request.method,
-                        self._target.url(request.raw_target),
-                        headers=headers,
-                        data=_payload(request.body),
-                        allow_redirects=False,
-                        trace_request_ctx=trace,
-                    )
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-                if attempt == 1 and not isinstance(error, aiohttp.ConnectionTimeoutError):
-                    continue
-                raise ConnectFailed("cannot connect to the engine") from error
-            except (aiohttp.ClientError, OSError) as error:
-                if isinstance(error, TimeoutError):
-                    raise FirstByteTimeout("the engine sent no answer in time") from error
-                if attempt == 1 and trace.reused and not trace.sent:
-                    continue
-                raise UpstreamBroken("the engine broke the connection before it answered") from error
-            return _AiohttpResponse(answer, self._timeouts.idle)
-        raise ConnectFailed("cannot connect to the engine")
+        """See `Upstream`. A connection that cannot be made is tried once more; what went out is never
+        repeated."""
+        deadline = asyncio.get_running_loop().time() + self._timeouts.first_byte
+        connection = self._idle_connection() or await self._connect()
+        answer = EngineAnswer(
+            connection, is_head_request=request.method == "HEAD", idle_seconds=self._timeouts.idle
+        )
+        streamed = None if request.body is None or isinstance(request.body, bytes) else request.body
+        sized = any(name == b"content-length" for name, _ in request.headers)
+        try:
+            connection.begin(
+                self._head(request, chunked=streamed is not None and not sized),
+                request.body if isinstance(request.body, bytes) else None,
+                answer,
+            )
+            if streamed is not None:
+                sending = connection.stream(streamed, chunked=not sized)
+                answer.sending = asyncio.get_running_loop().create_task(_quietly(sending))
+            async with asyncio.timeout_at(deadline):
+                await answer.head
+        except TimeoutError as error:
+            answer.close()
+            raise FirstByteTimeout("the engine sent no answer in time") from error
+        except BaseException:
+            answer.close()
+            raise
+        return _EndToEnd(answer)
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in list(self._all):
+            connection.close()
+
+    def _idle_connection(self) -> EngineConnection | None:
+        """The one used last that is still open: the longer one rests, the likelier the engine closes it."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and not self._is_stale(connection):
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> EngineConnection:
+        for attempt in (1, 2):
+            try:
+                async with asyncio.timeout(self._timeouts.connect):
+                    _, connection = await asyncio.get_running_loop().create_connection(
+                        lambda: EngineConnection(self._released),
+                        self._target.host,
+                        self._target.port,
+                        ssl=self._tls,
+                    )
+            except TimeoutError as error:
+                raise ConnectFailed("cannot connect to the engine") from error
+            except OSError as error:
+                if attempt == 2:
+                    raise ConnectFailed("cannot connect to the engine") from error
+            else:
+                self._all.add(connection)
+                return connection
+        raise ConnectFailed("cannot connect to the engine")
+
+    def _released(self, connection: EngineConnection) -> None:
+        if self._closed:
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = loop.call_later(self._keepalive_seconds, self._drop_stale)
+
+    def _drop_stale(self) -> None:
+        self._sweep = None
+        while self._idle and (not self._idle[0].is_open or self._is_stale(self._idle[0])):
+            self._idle.popleft().close()
+        if self._idle:
+            loop = asyncio.get_running_loop()
+            due = self._idle[0].idle_since + self._keepalive_seconds
+            self._sweep = loop.call_at(due, self._drop_stale)
+
+    def _is_stale(self, connection: EngineConnection) -> bool:
+        rested = asyncio.get_running_loop().time() - connection.idle_since
+        return rested >= self._keepalive_seconds
+
+    def _head(self, request: UpstreamRequest, *, chunked: bool) -> bytes:
+        """The request's head. Raises `InvalidRequest` for a line break where none may be."""
+        lines = [
+            b"%b %b HTTP/1.1" % (request.method.encode("latin-1"), self._target.path(request.raw_target)),
+            b"host: " + self._target.authority.encode("latin-1"),
+            *(b"%b: %b" % header for header in request.headers),
+        ]
+        if isinstance(request.body, bytes):
+            lines.append(b"content-length: %d" % len(request.body))
+        elif chunked:
+            lines.append(b"transfer-encoding: chunked")
+        head = b"\r\n".join(lines)
+        if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
+            raise InvalidRequest("a header of the request has a line break in it")
+        return head + b"\r\n\r\n"
 
 
-class _AiohttpResponse:
-    def __init__(self, answer: aiohttp.ClientResponse, idle_seconds: float) -> None:
-        self._answer = answer
-        self._idle_seconds = idle_seconds
-        self._headers = end_to_end(answer.raw_headers)
+class _EndToEnd:
+    """An answer without what concerned only our connection with the engine."""
 
-    @property
-    def status(self) -> int:
-        return self._answer.status
+    def __init__(self, answer: EngineAnswer) -> None:
+        self.status = answer.status
+        self.headers: Headers = end_to_end(answer.headers)
+        self.read = answer.read
+        self.at_end = answer.at_end
+        self.close = answer.close
 
-    @property
-    def headers(self) -> Headers:
-        return self._headers
 
-    async def read(self) -> bytes:
-        try:
-            async with asyncio.timeout(self._idle_seconds):
-                return await self._answer.content.readany()
-        except TimeoutError as error:
-            raise UpstreamBroken(f"the engine was silent for {self._idle_seconds:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamBroken("the engine broke its answer off") from error
-
-    def at_end(self) -> bool:
-        return self._answer.content.at_eof()
-
-    def close(self) -> None:
-        if self._answer.content.at_eof():
-            self._answer.release()
-        else:
-            self._answer.close()
+async def _quietly(sending: Coroutine[Any, Any, None]) -> None:
+    """What goes wrong with the sending shows in the answer, or in its absence."""
+    with suppress(OSError):
+        await sending
 
 
 def end_to_end(headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -249,31 +289,3 @@ def end_to_end(headers: Headers) -> list[tuple[bytes, bytes]]:
         for token in value.split(b",")
     }
     return [(name, value) for name, value in lowered if name not in _HOP_BY_HOP and name not in named]
-
-
-def _payload(body: bytes | AsyncIterator[bytes] | None) -> bytes | AsyncIterator[bytes] | None:
-    if isinstance(body, bytes) and len(body) > _INLINE_BODY_BYTES:
-        return _slices(body)
-    return body
-
-
-async def _slices(body: bytes) -> AsyncIterator[bytes]:
-    view = memoryview(body)
-    for start in range(0, len(body), _SLICE_BYTES):
-        yield bytes(view[start : start + _SLICE_BYTES])
-
-
-def _text(raw: bytes) -> str:
-    # aiohttp writes headers as UTF-8: what is valid UTF-8 keeps its bytes that way.
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return raw.decode("latin-1")
-
-
-async def _mark_reused(_session: object, context: SimpleNamespace, _params: object) -> None:
-    context.trace_request_ctx.reused = True
-
-
-async def _mark_sent(_session: object, context: SimpleNamespace, _params: object) -> None:
-    context.trace_request_ctx.sent = True

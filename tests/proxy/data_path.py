@@ -15,7 +15,7 @@ from proxy.errors import ProxyError
 from proxy.forward import Send, forward_call, pipe
 from proxy.problems import openai_error, send_response
 from proxy.request_body import Receive, Scope, read_body
-from proxy.upstream import AiohttpUpstream, Upstream, UpstreamTarget, UpstreamTimeouts
+from proxy.upstream import PooledUpstream, Upstream, UpstreamTarget, UpstreamTimeouts
 from tests.proxy.live_server import serve
 from tests.proxy.scripted_upstream import (
     Exchange,
@@ -101,10 +101,9 @@ async def path(
     script: Script,
     handler: Handler = tracked,
     timeouts: UpstreamTimeouts | None = None,
-    max_connections: int = 0,
 ) -> AsyncIterator[Path]:
     async with ScriptedUpstream(script) as engine:
-        upstream = AiohttpUpstream(UpstreamTarget.parse(engine.url), timeouts, max_connections)
+        upstream = PooledUpstream(UpstreamTarget.parse(engine.url), timeouts)
         ledger = Ledger()
         outcomes: asyncio.Queue[ForwardOutcome] = asyncio.Queue()
 

@@ -202,17 +202,3 @@ async def test_contradicting_lengths_are_refused(handler: Handler) -> None:
         assert (await client.response()).status == 400
         client.close()
         assert p.engine.exchanges == []
-
-
-async def test_a_hang_up_in_the_queue_for_a_connection_never_reaches_the_engine() -> None:
-    async with path(_silent, tracked, max_connections=1) as p:
-        first, second = await RawClient.connect(p.port), await RawClient.connect(p.port)
-        await first.request(b"POST", CHAT, JSON, b"{}")
-        exchange = await p.engine.arrived()
-        await second.request(b"POST", CHAT, JSON, b"{}")
-        second.hang_up()
-        assert (await p.outcome()).end is CallEnd.ABORTED
-        assert not exchange.hung_up.is_set()
-        assert len(p.engine.exchanges) == 1
-        first.hang_up()
-        await asyncio.wait_for(exchange.hung_up.wait(), 10)
