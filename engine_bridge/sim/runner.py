@@ -1,7 +1,7 @@
 """The embedded engine in an event loop: requests as streams of tokens, time from a clock."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from engine_bridge.sim.chunk_store import Deleted
 from engine_bridge.sim.clock import SimClock
@@ -50,7 +50,7 @@ class EngineRunner:
             if stream is not None:
                 stream.put_nowait(output)
 
-    async def generate(self, request: SimRequest) -> AsyncIterator[Output]:
+    async def generate(self, request: SimRequest) -> AsyncGenerator[Output, None]:
         """Tokens as they come, then the end. Raises `ValueError` for what cannot run.
 
         Closing the iterator early, or cancelling the task that reads it, aborts the request.
