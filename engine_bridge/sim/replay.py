@@ -10,7 +10,6 @@ of the list it ended.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, groupby
 from pathlib import Path
@@ -56,8 +55,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one call. Token counts are the server's own; 0 where it did not tell.
 
-    `ttft_seconds` runs from the request to the first generated text, `seconds` to the end. `declared` is what
-    the request said of its context; `error` is empty for an answered call.
+    By the event loop's clock `ttft_seconds` runs from the request to the first generated text, `seconds` to
+    the end. `declared` is what the request said of its context; `error` is empty for an answered call.
     """
 
     call: Call
@@ -138,7 +137,7 @@ class _Player:
                 await exchange.read(response)
         except (aiohttp.ClientError, TimeoutError, ValueError, msgspec.DecodeError) as error:
             exchange.error = f"{type(error).__name__}: {error}"
-        self._ended_at[call.context] = time.perf_counter()
+        self._ended_at[call.context] = _now()
         self._lists[call.context] = messages
         if not exchange.error:
             self._answers[call.index] = {"role": "assistant", "content": "".join(exchange.text)}
@@ -150,7 +149,7 @@ class _Player:
         if ended is None or call.gap_seconds is None or not self._options.time_scale:
             return
         due = ended + call.gap_seconds * self._options.time_scale
-        await asyncio.sleep(max(due - time.perf_counter(), 0.0))
+        await asyncio.sleep(max(due - _now(), 0.0))
 
     def _context_id(self, call: Call, context: int) -> str:
         return f"{self._options.name}:{call.session}.{context}"
@@ -205,6 +204,11 @@ class _Player:
         return fields
 
 
+def _now() -> float:
+    """Seconds of the event loop's clock, which in a simulated run is not the machine's."""
+    return asyncio.get_running_loop().time()
+
+
 def _shared(one: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> int:
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
@@ -219,7 +223,7 @@ class _Exchange:
         self.text: list[str] = []
         self.error = ""
         self._usage: dict[str, Any] = {}
-        self._began = time.perf_counter()
+        self._began = _now()
         self._first = 0.0
 
     async def read(self, response: aiohttp.ClientResponse) -> None:
@@ -237,7 +241,7 @@ class _Exchange:
         for choice in piece.get("choices", ()):
             delta = choice.get("delta", {})
             if choice.get("finish_reason") or any(delta.get(each) for each in delta if each != "role"):
-                self._first = self._first or time.perf_counter()
+                self._first = self._first or _now()
             self.text.append(delta.get("content") or "")
 
     def outcome(self, call: Call, context_id: str, declared: dict[str, Any]) -> CallOutcome:
@@ -247,7 +251,7 @@ class _Exchange:
             context_id=context_id,
             declared=declared,
             ttft_seconds=max(self._first - self._began, 0.0),
-            seconds=time.perf_counter() - self._began,
+            seconds=_now() - self._began,
             prompt_tokens=self._usage.get("prompt_tokens") or 0,
             cached_tokens=details.get("cached_tokens") or 0,
             answer_tokens=self._usage.get("completion_tokens") or 0,
