@@ -1,7 +1,8 @@
 """The engine's own cache in HBM: blocks in a chain of hashes, references of running requests, LRU.
 
 As vLLM 0.32.0 (`v1/core/block_pool.py`): a block that no request uses stays where it is until its room is
-needed; free blocks queue in the order they were freed, a request's last block first.
+needed; free blocks queue in the order they were freed, a request's last block first. Requests that compute
+the same tokens at the same time fill twins, which have one hash and come and go on their own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from engine_bridge.chunk_keys import ROOT
 
 
 class _Block(msgspec.Struct):
-    """`hash` is empty while the block is not full, or twin of a block that was there before."""
+    """`hash` is empty while the block is not full."""
 
     hash: bytes = b""
     users: int = 0
@@ -43,14 +44,15 @@ class PrefixCache:
     def __init__(self, num_blocks: int) -> None:
         self._blocks = [_Block() for _ in range(num_blocks)]
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._by_hash: dict[bytes, int] = {}
+        self._by_hash: dict[bytes, dict[int, None]] = {}
+        self._num_cached = 0
         self._promised = 0
         self.num_stored = self.num_evicted = 0
 
     @property
     def num_cached(self) -> int:
-        """Blocks that can be found."""
-        return len(self._by_hash)
+        """Blocks that can be found, twins included."""
+        return self._num_cached
 
     @property
     def num_used(self) -> int:
@@ -65,10 +67,10 @@ class PrefixCache:
         """Blocks of the longest cached prefix."""
         found: list[int] = []
         for each in hashes:
-            block = self._by_hash.get(each)
-            if block is None:
+            twins = self._by_hash.get(each)
+            if twins is None:
                 break
-            found.append(block)
+            found.append(next(iter(twins)))
         return found
 
     def has_room(self, matched: Sequence[int], num_more: int) -> bool:
@@ -84,14 +86,14 @@ class PrefixCache:
         self._promised += num_more
 
     def take(self, count: int) -> tuple[list[int], list[bytes]]:
-        """Redeem a promise: empty blocks, and the hashes of what had to go for them."""
+        """Redeem a promise: empty blocks, and the hashes of those that had to go, though a twin may stay."""
         taken: list[int] = []
         lost: list[bytes] = []
         for _ in range(count):
             number, _ = self._free.popitem(last=False)
             block = self._blocks[number]
             if block.hash:
-                del self._by_hash[block.hash]
+                self._forget(number, block)
                 lost.append(block.hash)
                 block.hash = b""
             block.users = 1
@@ -104,14 +106,19 @@ class PrefixCache:
         """Give back the rest of a promise."""
         self._promised -= count
 
-    def publish(self, number: int, block_hash: bytes) -> bool:
-        """A block is full and can be found from now on; False if an equal one is there already."""
-        if block_hash in self._by_hash:
-            return False
-        self._by_hash[block_hash] = number
+    def _forget(self, number: int, block: _Block) -> None:
+        twins = self._by_hash[block.hash]
+        del twins[number]
+        if not twins:
+            del self._by_hash[block.hash]
+        self._num_cached -= 1
+
+    def publish(self, number: int, block_hash: bytes) -> None:
+        """A block is full and can be found from now on."""
+        self._by_hash.setdefault(block_hash, {})[number] = None
         self._blocks[number].hash = block_hash
+        self._num_cached += 1
         self.num_stored += 1
-        return True
 
     def release(self, blocks: Sequence[int]) -> None:
         """A request is done with its blocks, given in prompt order."""
@@ -128,6 +135,7 @@ class PrefixCache:
         if self.num_used:
             return False
         self._by_hash.clear()
+        self._num_cached = 0
         for block in self._blocks:
             block.hash = b""
         return True

@@ -279,22 +279,15 @@ class Scheduler:
             self._emit(BlockRemoved(block_hashes=tuple(lost), medium="GPU"))
 
     def _publish(self, sequence: SimSequence) -> None:
-        """Make blocks that are full findable and report those that are new, run by run."""
+        """Make blocks that are full findable and report them."""
         width = self._config.block_tokens
         first, last = sequence.num_published, sequence.num_computed // width
-        hashes = sequence.hashes()
-        run = first
-        for index in range(first, last):
-            if not self.cache.publish(sequence.blocks[index], hashes[index]):
-                self._report_blocks(sequence, hashes, run, index)
-                run = index + 1
-        self._report_blocks(sequence, hashes, run, last)
-        sequence.num_published = last
-
-    def _report_blocks(self, sequence: SimSequence, hashes: Sequence[bytes], first: int, last: int) -> None:
-        if first >= last:
+        if first == last:
             return
-        width = self._config.block_tokens
+        hashes = sequence.hashes()
+        for index in range(first, last):
+            self.cache.publish(sequence.blocks[index], hashes[index])
+        sequence.num_published = last
         self._emit(
             BlockStored(
                 block_hashes=tuple(hashes[first:last]),

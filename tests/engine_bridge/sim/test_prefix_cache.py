@@ -96,15 +96,31 @@ def test_a_shared_block_is_free_when_its_last_user_lets_go():
     assert cache.has_room([], 2)
 
 
-def test_of_two_equal_blocks_one_can_be_found_and_the_other_goes_first():
-    cache = PrefixCache(3)
+def test_twins_go_one_by_one_and_the_last_can_still_be_found():
+    cache = PrefixCache(2)
     cache.hold([], 2)
     twins, _ = cache.take(2)
-    assert cache.publish(twins[0], b"a")
-    assert not cache.publish(twins[1], b"a")
+    for number in twins:
+        cache.publish(number, b"a")
+    assert cache.num_cached == 2
     cache.release(twins)
     cache.hold([], 1)
-    assert cache.take(1) == ([twins[1]], [])
+    assert cache.take(1) == ([twins[1]], [b"a"])
+    assert cache.match([b"a"]) == [twins[0]]
+    cache.hold([], 1)
+    assert cache.take(1) == ([twins[0]], [b"a"])
+    assert cache.match([b"a"]) == []
+    assert cache.num_cached == 0
+
+
+def test_a_block_that_was_never_full_is_taken_before_any_that_can_be_found():
+    cache = PrefixCache(2)
+    cache.hold([], 1)
+    (empty,), _ = cache.take(1)
+    blocks, _ = fill(cache, [b"a"])
+    cache.release([*blocks, empty])
+    cache.hold([], 1)
+    assert cache.take(1) == ([empty], [])
 
 
 def test_reset_forgets_everything():

@@ -1,0 +1,405 @@
+"""The whole embedded engine against what may be said of any cache, and against its own twin."""
+
+import random
+from array import array
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
+
+from engine_bridge.sim.block_events import AllBlocksCleared, BlockRemoved, BlockStored, EngineRestarted
+from engine_bridge.sim.costs import prefill_ns
+from engine_bridge.sim.engine import SimEngine
+from engine_bridge.sim.hardware import H100_8B, EngineConfig
+from engine_bridge.sim.requests import AbortedOutput, FinishedOutput, SimRequest, TokenOutput
+from lifecycle.vocabulary import Tier
+from tests.engine_bridge.sim.toy_engine import config, drain, ended, keys_of, request, run
+
+BOTH = frozenset({Tier.L1, Tier.L2})
+SALTS = ("", "other")
+TRUNKS = [[number] * 4 for number in range(3)]
+prompts = st.lists(st.sampled_from(TRUNKS), min_size=1, max_size=8).map(
+    lambda parts: [token for part in parts for token in part]
+)
+SMALL = config(
+    hardware_hbm_bytes=4 * 14, l1_bytes=8 * 12, l2_bytes=8 * 10, max_num_seqs=2, max_batched_tokens=12
+)
+
+
+class Ear:
+    """What the KV events say is there."""
+
+    def __init__(self):
+        self.engine, self.cpu, self.told = Counter(), set(), []
+
+    def __call__(self, at_ns, events):
+        for event in events:
+            self.told.append((at_ns, event))
+            match event:
+                case BlockStored(medium="GPU"):
+                    assert event.parent_block_hash is None or self.engine[event.parent_block_hash]
+                    assert len(event.token_ids) == len(event.block_hashes) * event.block_size
+                    self.engine.update(event.block_hashes)
+                case BlockStored():
+                    self.cpu.update(event.block_hashes)
+                case BlockRemoved(medium="GPU"):
+                    assert self.engine >= Counter(event.block_hashes)
+                    self.engine.subtract(event.block_hashes)
+                case BlockRemoved():
+                    self.cpu.difference_update(event.block_hashes)
+                case AllBlocksCleared() | EngineRestarted():
+                    self.engine.clear()
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Every call goes to two engines; the twin is looked at more often on the way."""
+
+    def __init__(self):
+        super().__init__()
+        self.ear, self.twin_ear = Ear(), Ear()
+        self.engine = SimEngine(SMALL, [self.ear])
+        self.twin = SimEngine(SMALL, [self.twin_ear])
+        self.outputs, self.twin_outputs = [], []
+        self.requests = {}
+        self.open = set()
+        self.pinned = {salt: {} for salt in SALTS}
+        self.kept = set()
+        self.keys = {salt: {} for salt in SALTS}
+
+    @property
+    def now_ns(self):
+        return self.engine.now_ns
+
+    def both(self, call):
+        answers = call(self.engine), call(self.twin)
+        assert answers[0] == answers[1]
+        return answers[0]
+
+    @rule(
+        prompt=prompts,
+        num_output=st.integers(1, 6),
+        salt=st.sampled_from(SALTS),
+        limit=st.none() | st.integers(0, 32),
+        saves=st.booleans(),
+    )
+    def submit(self, prompt, num_output, salt, limit, saves):
+        name = f"r{len(self.requests)}"
+        asked = request(
+            name, prompt, num_output, salt=salt, store_until=limit, save_generated=saves, session_id=name
+        )
+        self.both(lambda engine: engine.submit(asked, self.now_ns))
+        self.requests[name] = asked
+        self.open.add(name)
+        for key in keys_of([*asked.token_ids, *asked.output_ids]):
+            self.keys[salt][key] = None
+
+    @rule(ns=st.integers(1, 12_000))
+    def let_time_pass(self, ns):
+        start = self.now_ns
+        self.outputs += self.engine.step(start + ns)
+        for part in (ns // 3, ns // 2, ns):
+            self.twin_outputs += self.twin.step(start + part)
+
+    @rule()
+    def come_to_rest(self):
+        self.outputs += drain(self.engine)
+        self.twin_outputs += drain(self.twin)
+        self.twin_outputs += self.twin.step(self.now_ns)
+        self.outputs += self.engine.step(self.twin.now_ns)
+        assert not self.open - {each.request_id for each in ended(self.outputs)}
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def abort(self, data):
+        name = data.draw(st.sampled_from(sorted(self.open)))
+        self.both(lambda engine: engine.abort(name, self.now_ns))
+        assert not self.both(lambda engine: engine.abort(name, self.now_ns))
+
+    def draw_keys(self, data, salt):
+        known = [*self.keys[salt], bytes(32)]
+        return data.draw(st.lists(st.sampled_from(known), max_size=6))
+
+    @rule(
+        data=st.data(),
+        salt=st.sampled_from(SALTS),
+        tiers=st.sampled_from([BOTH, *map(frozenset, [{Tier.L1}, {Tier.L2}])]),
+    )
+    def delete(self, data, salt, tiers):
+        keys = self.draw_keys(data, salt)
+        before = self.engine.locate(salt, keys, self.now_ns)
+        answer = self.both(lambda engine: engine.delete(salt, keys, tiers, self.now_ns))
+        after = self.engine.locate(salt, keys, self.now_ns)
+        kinds = [answer.deleted, answer.in_use, answer.pinned, answer.absent]
+        assert sorted(key for kind in kinds for key in kind) == sorted(set(keys))
+        for key, was, now in zip(keys, before, after, strict=True):
+            assert now == (was - tiers if key in answer.deleted else was)
+        again = self.both(lambda engine: engine.delete(salt, keys, tiers, self.now_ns))
+        assert (again.deleted, again.in_use, again.pinned) == ((), answer.in_use, answer.pinned)
+
+    @rule(data=st.data(), salt=st.sampled_from(SALTS))
+    def pin(self, data, salt):
+        keys = self.draw_keys(data, salt)
+        self.both(lambda engine: engine.pin(salt, keys, self.now_ns))
+        for key in keys:
+            self.pinned[salt][key] = self.pinned[salt].get(key, 0) + 1
+
+    @rule(data=st.data(), salt=st.sampled_from(SALTS))
+    def unpin(self, data, salt):
+        keys = self.draw_keys(data, salt)
+        self.both(lambda engine: engine.unpin(salt, keys, self.now_ns))
+        for key in keys:
+            count = self.pinned[salt].pop(key, 0)
+            if count > 1:
+                self.pinned[salt][key] = count - 1
+            else:
+                self.kept.discard((salt, key))
+
+    @rule(data=st.data(), salt=st.sampled_from(SALTS))
+    def prefetch(self, data, salt):
+        keys = self.draw_keys(data, salt)
+        evicted = self.engine.stats(self.now_ns).tiers[Tier.L1].num_evicted
+        self.both(lambda engine: engine.prefetch(salt, keys, self.now_ns))
+        assert self.engine.stats(self.now_ns).tiers[Tier.L1].num_evicted == evicted
+
+    @rule()
+    def restart_engine(self):
+        self.both(lambda engine: engine.restart_engine(self.now_ns))
+        stats = self.engine.stats(self.now_ns)
+        assert stats.tiers[Tier.GPU].num_chunks == stats.num_running == stats.num_waiting == 0
+
+    @rule()
+    def restart_cache(self):
+        below = {salt: self.engine.locate(salt, list(self.keys[salt]), self.now_ns) for salt in SALTS}
+        self.both(lambda engine: engine.restart_cache(self.now_ns))
+        for salt in SALTS:
+            now = self.engine.locate(salt, list(self.keys[salt]), self.now_ns)
+            assert now == [tiers - {Tier.L1} for tiers in below[salt]]
+
+    @rule()
+    def reset_prefix_cache(self):
+        if self.both(lambda engine: engine.reset_prefix_cache(self.now_ns)):
+            assert self.engine.stats(self.now_ns).tiers[Tier.GPU].num_chunks == 0
+
+    @invariant()
+    def bytes_add_up_and_stay_below_capacity(self):
+        for tier, usage in self.engine.stats(self.now_ns).tiers.items():
+            size = 4 if tier is Tier.GPU else 8
+            own = 0 if tier is Tier.GPU else usage.reserved_bytes
+            assert usage.used_bytes == usage.num_chunks * size + own
+            assert usage.used_bytes <= usage.capacity_bytes
+            assert 0 <= usage.reserved_bytes <= usage.capacity_bytes
+
+    @invariant()
+    def the_events_tell_the_truth(self):
+        assert self.ear.engine.total() == self.engine.stats(self.now_ns).tiers[Tier.GPU].num_chunks
+        found = set()
+        for salt in SALTS:
+            known = list(self.keys[salt])
+            places = self.engine.locate(salt, known, self.now_ns)
+            found |= {key for key, tiers in zip(known, places, strict=True) if Tier.L1 in tiers}
+        # An engine that ended does not report what it had begun to store; a prefetch is never reported.
+        assert self.ear.cpu - found <= self.shared_keys()
+
+    def shared_keys(self):
+        """Keys that lie under both salts: an event does not say under which."""
+        return set(self.keys[""]) & set(self.keys["other"])
+
+    @invariant()
+    def what_is_pinned_does_not_leave_l2(self):
+        for salt in SALTS:
+            held = list(self.pinned[salt])
+            assert self.engine.pins(salt) == self.pinned[salt]
+            places = self.engine.locate(salt, held, self.now_ns)
+            there = {(salt, key) for key, tiers in zip(held, places, strict=True) if Tier.L2 in tiers}
+            assert {each for each in self.kept if each[0] == salt} <= there
+            self.kept |= there
+
+    @invariant()
+    def each_request_ends_once_with_its_tokens_in_order(self):
+        ends = [each.request_id for each in ended(self.outputs)]
+        assert len(ends) == len(set(ends))
+        self.open -= set(ends)
+        said = {}
+        for output in self.outputs:
+            tokens = said.setdefault(output.request_id, [])
+            asked = self.requests[output.request_id]
+            match output:
+                case TokenOutput():
+                    assert output.index == len(tokens)
+                    tokens.append(output.token_id)
+                case FinishedOutput():
+                    assert tokens == list(asked.output_ids)
+                case AbortedOutput():
+                    assert tokens == list(asked.output_ids)[: len(tokens)]
+
+    @invariant()
+    def nothing_is_called_cached_that_was_not_computed_before(self):
+        """Checked as requests end: a hit is a prefix of an earlier request's tokens under the same salt."""
+        for end in ended(self.outputs):
+            asked = self.requests[end.request_id]
+            cached = end.usage.cached_tokens
+            assert cached < len(asked.token_ids)
+            others = [
+                [*each.token_ids, *each.output_ids]
+                for each in self.requests.values()
+                if each.request_id != asked.request_id and each.salt == asked.salt
+            ]
+            prefix = list(asked.token_ids[:cached])
+            assert not cached or any(each[:cached] == prefix for each in others)
+
+    @invariant()
+    def being_looked_at_changes_nothing(self):
+        assert self.outputs == self.twin_outputs
+        assert self.ear.told == self.twin_ear.told
+        assert self.engine.stats(self.now_ns) == self.twin.stats(self.now_ns)
+
+    def teardown(self):
+        self.come_to_rest()
+        stats = self.engine.stats(self.now_ns)
+        assert all(usage.reserved_bytes == 0 for usage in stats.tiers.values())
+        for salt in SALTS:
+            answer = self.engine.delete(salt, list(self.keys[salt]), BOTH, self.now_ns)
+            assert answer.in_use == ()
+
+
+EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TestEngineMachine = EngineMachine.TestCase
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "why"),
+    [(0, 1, "prompt"), (4, 0, "at least one"), (100, 40, "this model"), (60, 1, "HBM")],
+)
+def test_what_can_never_run_is_refused(prompt, output, why):
+    engine = SimEngine(config(hardware_hbm_bytes=4 * 15))
+    with pytest.raises(ValueError, match=why):
+        engine.submit(request("r", range(prompt), output), 0)
+
+
+def test_an_id_in_use_is_refused():
+    engine = SimEngine(config())
+    engine.submit(request("r", range(8)), 0)
+    with pytest.raises(ValueError, match="running"):
+        engine.submit(request("r", range(8)), 0)
+    drain(engine)
+    run(engine, request("r", range(8)))
+
+
+def test_a_chunk_must_be_whole_blocks():
+    with pytest.raises(ValueError, match="whole number of blocks"):
+        SimEngine(config(chunk_tokens=6))
+
+
+def test_an_idle_engine_has_nothing_to_do():
+    engine = SimEngine(config())
+    assert engine.next_ns() is None
+    run(engine, request("r", range(8)))
+    assert engine.next_ns() is None
+
+
+def test_events_carry_what_a_call_computed():
+    told = []
+    engine = SimEngine(config(), [lambda _, events: told.extend(events)])
+    run(engine, request("a", range(10), 3, session_id="call-1", salt="s"))
+    blocks = [each for each in told if isinstance(each, BlockStored) and each.medium == "GPU"]
+    chunks = [each for each in told if isinstance(each, BlockStored) and each.medium == "CPU"]
+    # The prompt's step fills two blocks; the second generated token fills the third.
+    assert [each.token_ids for each in blocks] == [tuple(range(8)), (8, 9, 900, 901)]
+    assert {(each.session_id, each.salt) for each in blocks} == {("call-1", "s")}
+    assert blocks[1].parent_block_hash == blocks[0].block_hashes[-1]
+    assert [each.block_hashes for each in chunks] == [tuple(keys_of(range(8)))]
+    assert (chunks[0].token_ids, chunks[0].block_size, chunks[0].session_id) == (tuple(range(8)), 8, None)
+
+
+def test_a_restart_is_told_and_its_requests_end():
+    told = []
+    engine = SimEngine(config(), [lambda _, events: told.extend(events)])
+    engine.submit(request("a", range(8), 5), 0)
+    engine.step(1_100)
+    engine.restart_engine(1_200)
+    (end,) = ended(engine.step(1_200))
+    assert (end.reason, end.usage.completion_tokens) == ("the engine restarted", 1)
+    assert told[-1] == EngineRestarted(incarnation=2)
+    assert engine.engine_incarnation == 2
+    count = len(told)
+    drain(engine)
+    assert len(told) == count
+
+
+def test_a_reset_prefix_cache_is_told_unless_it_is_in_use():
+    told = []
+    engine = SimEngine(config(), [lambda _, events: told.extend(events)])
+    engine.submit(request("a", range(8), 5), 0)
+    engine.step(1_100)
+    assert not engine.reset_prefix_cache(1_100)
+    drain(engine)
+    assert engine.reset_prefix_cache(engine.now_ns)
+    assert told[-1] == AllBlocksCleared()
+    assert engine.stats(engine.now_ns).tiers[Tier.GPU].num_chunks == 0
+
+
+def test_totals_are_the_sum_of_all_requests():
+    engine = SimEngine(config())
+    ends = run(engine, request("a", range(17), 2)) + run(engine, request("b", range(25), 3))
+    tokens = engine.stats(engine.now_ns).tokens
+    assert tokens.prompt_tokens == sum(each.usage.prompt_tokens for each in ends) == 42
+    assert tokens.completion_tokens == 5
+    assert tokens.cached_tokens == sum(each.usage.cached_tokens for each in ends) == 16
+
+
+def agents(num_agents, num_turns, seed):
+    """Agents that share a system prompt and take turns; each turn's prompt extends the last one's."""
+    chance = random.Random(seed)
+    system = [chance.randrange(50_000) for _ in range(2_000)]
+    prompts = {agent: system + [chance.randrange(50_000) for _ in range(500)] for agent in range(num_agents)}
+    for turn in range(num_turns):
+        for agent, tokens in prompts.items():
+            yield SimRequest(
+                request_id=f"{agent}-{turn}",
+                token_ids=array("I", tokens),
+                output_ids=array("I", (chance.randrange(50_000) for _ in range(20))),
+            )
+            prompts[agent] = tokens + [chance.randrange(50_000) for _ in range(800)]
+
+
+def total_ns(engine_config):
+    engine = SimEngine(engine_config)
+    for number, each in enumerate(agents(6, 6, seed=7)):
+        engine.submit(each, number * 50_000_000)
+    ends = ended(drain(engine))
+    assert len(ends) == 36
+    return sum(each.at_ns for each in ends)
+
+
+def test_more_memory_below_never_makes_a_workload_of_agents_slower():
+    """HBM holds a third of what is alive, so the tiers below decide what is computed again."""
+    hardware = replace(H100_8B, hbm_bytes=1 << 31)
+    sizes = (0, 1 << 30, 1 << 34)
+    times = [total_ns(EngineConfig(hardware=hardware, l1_bytes=size)) for size in sizes]
+    assert times[2] < times[1] <= times[0]
+
+
+def test_a_hit_saves_what_its_prefill_costs():
+    engine = SimEngine(EngineConfig())
+    prompt = array("I", range(20_000))
+    cold, warm = (
+        run(engine, SimRequest(request_id=name, token_ids=prompt, output_ids=array("I", [1])))[0]
+        for name in "ab"
+    )
+    saved = cold.timings.prefill_ns - warm.timings.prefill_ns
+    assert saved > prefill_ns(H100_8B, 0, warm.usage.cached_tokens) - H100_8B.step_ns
+
+
+def test_calls_that_compute_the_same_at_once_each_report_it():
+    told = []
+    engine = SimEngine(config(), [lambda _, events: told.extend(events)])
+    run(engine, request("a", range(8), session_id="one"), request("b", range(8), session_id="two"))
+    blocks = [each for each in told if isinstance(each, BlockStored) and each.medium == "GPU"]
+    assert [(each.session_id, each.token_ids) for each in blocks] == [
+        ("one", tuple(range(8))),
+        ("two", tuple(range(8))),
+    ]
+    assert blocks[0].block_hashes == blocks[1].block_hashes
