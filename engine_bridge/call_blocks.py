@@ -7,9 +7,10 @@ position, so positions are kept for every block seen: a call whose prompt was fo
 reports only what it added.
 
 Blocks that the engine loaded from the cache are reported like those it computed, but never in one event
-with them: the connector loads whole chunks before anything is computed, and the blocks of a load are
-reported when it is over (vLLM 0.32.0 with LMCache 0.5.6). So an event that ends inside a chunk reports
-computed blocks. One that ends with a chunk may report either.
+with them: the connector loads all chunks that the cache has before anything is computed, and the blocks of
+a load are reported when it is over (vLLM 0.32.0 with LMCache 0.5.6). So a call's first event may report
+either if it ends with a chunk, and reports computed blocks if it ends inside one; whatever lies behind it the
+cache had not got when the engine asked.
 """
 
 from collections import OrderedDict
@@ -54,6 +55,7 @@ class CallBlocks:
         self.live = False
         self._ends: OrderedDict[int, int] = OrderedDict()
         self._sessions: OrderedDict[str, dict[int, _Block]] = OrderedDict()
+        self._first_ends: dict[str, int] = {}
         self._in_doubt: set[str] = set()
 
     def take(self, batch: EventBatch) -> None:
@@ -78,6 +80,8 @@ class CallBlocks:
             return
         parent = event.parent
         reported_to = end + len(event.token_ids)
+        if event.session_id is not None:
+            self._first_ends.setdefault(event.session_id, reported_to)
         for index, block in enumerate(event.hashes):
             start, end = end, end + event.block_size
             self._ends[block] = end
@@ -90,7 +94,7 @@ class CallBlocks:
         while len(self._ends) > MAX_POSITIONS:
             self._ends.popitem(last=False)
         while len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
+            self.forget(next(iter(self._sessions)))
 
     def generated(
         self, session_id: str, prompt_keys: bytes, tail_ids: Sequence[int], chunk_size: int
@@ -139,12 +143,14 @@ class CallBlocks:
         found: set[int] = set()
         if session_id in self._in_doubt:
             return found
+        first_end = self._first_ends.get(session_id, 0)
         for block in self._sessions.get(session_id, {}).values():
-            size, end = len(block.tokens), block.reported_to
-            # A prompt that was found whole is loaded without its last token, which must be computed.
-            whole = num_tokens % chunk_size == 0 and end == num_tokens - size
-            if end % chunk_size and not whole:
-                found.update(range(block.start // chunk_size, -(-(block.start + size) // chunk_size)))
+            end = block.start + len(block.tokens)
+            # Of a prompt that was found whole the last token is computed all the same, and with it a block.
+            last = num_tokens - len(block.tokens) if num_tokens % chunk_size == 0 else -1
+            may_be_loaded = block.reported_to % chunk_size == 0 or block.reported_to == last
+            if block.start != last and (block.start >= first_end or not may_be_loaded):
+                found.update(range(block.start // chunk_size, -(-end // chunk_size)))
         return {place for place in found if (place + 1) * chunk_size <= num_tokens}
 
     def disagreement(self, session_id: str, prompt_ids: Sequence[int]) -> int | None:
@@ -159,4 +165,5 @@ class CallBlocks:
     def forget(self, session_id: str) -> None:
         """Drop what is kept for a call that is over."""
         self._sessions.pop(session_id, None)
+        self._first_ends.pop(session_id, None)
         self._in_doubt.discard(session_id)

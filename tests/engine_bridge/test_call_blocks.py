@@ -217,8 +217,23 @@ def test_of_a_prompt_computed_in_one_step_all_chunks_count_that_had_to_be(
     engine.forget_blocks()
     num_found = engine.run(prompt, "call", 64)
     expected = set(range(num_found, len(prompt) // LARGE_CHUNK))
-    tells = len(prompt) % LARGE_CHUNK >= BLOCK
+    tells = num_found or len(prompt) % LARGE_CHUNK >= BLOCK
     assert blocks.computed_chunks("call", len(prompt), LARGE_CHUNK) == (expected if tells else set())
+
+
+@given(PROMPTS, PROMPTS, st.sampled_from([2, 4, 8, 16]))
+def test_what_is_computed_behind_the_first_step_counts_wherever_steps_end(
+    other: list[int], prompt: list[int], budget: int
+) -> None:
+    blocks = CallBlocks()
+    engine = LoadingEngine(blocks)
+    engine.run(other, None, 64)
+    engine.forget_blocks()
+    num_found = engine.run(prompt, "call", budget)
+    first_end = num_found * LARGE_CHUNK or min(budget, len(prompt))
+    whole = len(prompt) // LARGE_CHUNK - (len(prompt) % LARGE_CHUNK == 0)
+    expected = set(range(first_end // LARGE_CHUNK + (first_end % LARGE_CHUNK > 0), whole))
+    assert blocks.computed_chunks("call", len(prompt), LARGE_CHUNK) >= expected
 
 
 def test_what_is_loaded_after_an_interruption_was_computed_before_it() -> None:
