@@ -223,6 +223,8 @@ class Verifier:
         self, call: ComputedCall, num_expected: int, missing: Sequence[bytes], reached_cache: bool
     ) -> None:
         reason = ""
+        num_chunks = len(call.stored_keys) // KEY_BYTES
+        num_asked = num_chunks if reached_cache or not num_expected else 0
         other = self._blocks.disagreement(call.session_id, call.token_ids)
         if other is not None:
             reason = f"verify: the engine computed other tokens than we did from token {other} on"
@@ -235,7 +237,15 @@ class Verifier:
             return
         try:
             await self._tracker.observe(
-                call.uid, VerificationResult(at_ns=self._tracker.clock.now_ns(), reason=reason)
+                call.uid,
+                VerificationResult(
+                    at_ns=self._tracker.clock.now_ns(),
+                    reason=reason,
+                    call_id=call.call_id,
+                    attempt=call.attempt,
+                    num_chunks=num_asked,
+                    num_shown=max(num_asked - len(missing), 0),
+                ),
             )
         except UnknownContext:
             log.info("verified a context that is gone", uid=call.uid)

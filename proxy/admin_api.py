@@ -34,6 +34,7 @@ from proxy.presentation import (
     namespace_views,
 )
 from proxy.problems import problem, send_response
+from proxy.report_api import add_report_routes
 from proxy.request_body import Receive, Scope
 from proxy.runtime import Runtime
 
@@ -99,6 +100,7 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
     app = FastAPI(title="KVTether admin", openapi_url="/kv/v1/openapi.json", docs_url=None, redoc_url=None)
     contexts = runtime.tracker.contexts
 
+    add_report_routes(app, runtime)
     for kind in (LifecycleError, ProxyError, BridgeError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_problem)
 
@@ -243,10 +245,11 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
         patch = await _body(request, ConfigPatch)
         if patch.holdout is not None and not 0 <= patch.holdout <= 1:
             raise InvalidRequest("holdout is a share from 0 to 1")
-        if patch.mode is not None:
-            runtime.modes.set(ModeRule(mode=patch.mode))
-        for rule in patch.modes:
+        default = [ModeRule(mode=patch.mode)] if patch.mode is not None else []
+        for rule in [*default, *patch.modes]:
             runtime.modes.set(rule)
+            if rule.mode is Mode.ENFORCE:
+                await runtime.reporting.rearm(rule.model, rule.tenant)
         if patch.holdout is not None:
             runtime.modes.holdout = patch.holdout
         return _json(runtime.modes.describe())

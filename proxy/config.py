@@ -107,6 +107,21 @@ class ModeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: Annotated[str, _doc("Empty: every tenant.")] = ""
 
 
+class HarmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When too much that was removed is needed again: that model and tenant then only observe."""
+
+    share: Annotated[
+        float, _doc("Share of prompt tokens that may have been removed and be needed again.", ge=0, le=1)
+    ] = 0.001
+    window_seconds: Annotated[float, _doc("Time over which both are counted.", ge=60, le=86400)] = 3600.0
+    floor_prompt_tokens: Annotated[
+        int, _doc("Prompt tokens that a quiet window counts as, so that it has an allowance too.", ge=0)
+    ] = 1_000_000
+    min_calls: Annotated[
+        int, _doc("Calls that must have needed removed tokens: fewer never exceed the budget.", ge=1)
+    ] = 3
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be set."""
 
@@ -120,6 +135,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holdout: Annotated[
         float, _doc("Share of contexts that stay in observe for an honest comparison.", ge=0, le=1)
     ] = 0.0
+    harm: HarmConfig = HarmConfig()
     api_keys: Annotated[
         tuple[KeyConfig, ...], _doc("Without any, only loopback addresses are served, as tenant `default`.")
     ] = ()

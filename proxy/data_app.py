@@ -12,6 +12,7 @@ from proxy.body_edit import RETURN_TOKEN_IDS, SESSION_ID, RequestEdit, edit_requ
 from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, decode_body, read_chat_call
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.forward import Send, forward_call, pipe
+from proxy.harness import harness_of
 from proxy.lifecycle_fields import read_lifecycle_fields
 from proxy.metrics import Metrics
 from proxy.modes import Modes
@@ -175,7 +176,7 @@ class DataApp:
         self, tenant: str, namespace: Namespace, chat: ChatCall, headers: Headers
     ) -> TrackedCall:
         fields = read_lifecycle_fields(headers, chat.lifecycle)
-        request = self._tracking.request(tenant, namespace, chat, fields)
+        request = self._tracking.request(tenant, namespace, chat, fields, harness_of(headers))
         return await self._tracking.begin(request)
 
     def _edit(self, salt: str, call: TrackedCall | None) -> RequestEdit:

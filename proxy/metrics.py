@@ -45,6 +45,9 @@ class Metrics:
         self._confirmed = self._counter("chunks_confirmed", "Chunks that the cache showed.", ["stored"])
         self._pins = self._counter("pins", "Pins set and released.", ["what"])
         self.pin_repairs = self._counter("pin_repairs", "Pins that the cache held otherwise.", ["what"])
+        self.regretted = self._counter(
+            "regretted_tokens", "Tokens that were freed and needed again within ten minutes."
+        )
         self.untracked = self._counter("untracked_calls", "Inference forwarded without being tracked.")
         self.registry.register(_Sample(self._sample))
         tracker.listeners.append(self._heard)
@@ -92,6 +95,8 @@ class Metrics:
         yield _gauge("pins_held", "Pins held.", sum(len(s.pins) for s in states))
         yield _gauge("log_position", "Position of the last event applied.", contexts.position)
         yield _gauge("log_degraded", "1 while observations wait for the log.", degraded)
+        lost = "Models and tenants that only observe since too much was regretted."
+        yield _gauge("harm_budget_exceeded", lost, len(contexts.demotions))
         chunks = [contexts.index.stats(n) for n in contexts.index.namespaces()]
         yield _gauge("chunks_live", "Chunks that a context refers to.", sum(c.live for c in chunks))
         yield _gauge("chunks_dead", "Chunks in the books that none refers to.", sum(c.dead for c in chunks))

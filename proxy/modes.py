@@ -1,13 +1,19 @@
 """Which mode holds for a model and tenant, now. Changed at run time, read on every call."""
 
 import hashlib
+from collections.abc import Callable, Collection
 
 import msgspec
 
-from lifecycle.vocabulary import Mode
+from lifecycle.core.ids import Namespace
+from lifecycle.vocabulary import Arm, Mode
 from proxy.config import Config, ModeRule
 
 _HOLDOUT_SCALE = 1 << 32
+
+
+def _nobody() -> Collection[tuple[str, str]]:
+    return ()
 
 
 class Modes:
@@ -16,12 +22,13 @@ class Modes:
     Above every rule stand `bypass_all`, the emergency switch, and `unfollowed`: the books are not read yet.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, demoted: Callable[[], Collection[tuple[str, str]]] = _nobody) -> None:
         self._default = config.mode
         self._rules = {(r.model, r.tenant): r.mode for r in config.modes}
         self.holdout = config.holdout
         self.bypass_all = False
         self.unfollowed = False
+        self._demoted = demoted
 
     @property
     def pipes_everything(self) -> bool:
@@ -32,15 +39,20 @@ class Modes:
         """The mode for a call."""
         if self.pipes_everything:
             return Mode.BYPASS
-        for key in ((model, tenant), (model, ""), ("", tenant)):
-            if key in self._rules:
-                return self._rules[key]
-        return self._default
+        keys = ((model, tenant), (model, ""), ("", tenant))
+        mode = next((self._rules[key] for key in keys if key in self._rules), self._default)
+        return Mode.OBSERVE if mode is Mode.ENFORCE and (model, tenant) in self._demoted() else mode
 
     def of_context(self, uid: str, model: str, tenant: str) -> Mode:
         """The mode for a context: one in the holdout observes for all its life, whatever is enforced."""
         mode = self.of(model, tenant)
         return Mode.OBSERVE if mode is Mode.ENFORCE and self.held_out(uid) else mode
+
+    def arm_of(self, uid: str, namespace: Namespace, tenant: str) -> Arm:
+        """How a call of the context runs, for comparison. Where no mapping is known nothing is enforced."""
+        if not namespace.fingerprint or self.of(namespace.model, tenant) is not Mode.ENFORCE:
+            return Arm.OBSERVE
+        return Arm.HOLDOUT if self.held_out(uid) else Arm.ENFORCE
 
     def held_out(self, uid: str) -> bool:
         """Whether the context belongs to the share that stays in observe; the same after a restart."""
@@ -64,4 +76,5 @@ class Modes:
             ],
             "holdout": self.holdout,
             "bypass_all": self.bypass_all,
+            "demoted": [{"model": model, "tenant": tenant} for model, tenant in sorted(self._demoted())],
         }

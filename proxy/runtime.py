@@ -45,6 +45,7 @@ from proxy.models import (
 )
 from proxy.modes import Modes
 from proxy.pin_keeper import PinKeeper
+from proxy.report import ReportKeeper
 from proxy.system import RandomIds, SystemClock
 from proxy.tasks import Tasks, owned_tasks
 from proxy.tracking import Tracking
@@ -77,7 +78,7 @@ class Runtime:
         self.event_log = LateEventLog()
         self.clock = SystemClock()
         self.ids = RandomIds()
-        self.modes = Modes(config)
+        self.modes = Modes(config, lambda: self.tracker.contexts.demotions)
         self.auth = Authenticator(
             [api_key(k, os.environ) for k in config.api_keys], os.environ.get(config.upstream.api_key_env, "")
         )
@@ -150,6 +151,16 @@ class Runtime:
         self.following = Following(
             config.log_url, opener, self.event_log, self.tracker, self.hasher, self.holds, self.modes
         )
+        self.reporting = ReportKeeper(
+            self.tracker,
+            self.event_log,
+            self.cache,
+            self.modes,
+            config.harm,
+            tasks,
+            self.metrics,
+            self.following.begun,
+        )
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
         self.prepared = asyncio.Event()
@@ -172,6 +183,7 @@ class Runtime:
                 "no KV events are read, so what calls generate stays in the cache: start the engine with "
                 "--kv-events-config and set cache.events_endpoint"
             )
+        found += self.reporting.problems
         if self.problem:
             found.append(self.problem)
         elif self.tracker.degraded:
@@ -374,6 +386,8 @@ async def open_runtime(
             runtime.keep_pins,
             runtime.watch_holds,
             runtime.watch_placement,
+            runtime.reporting.run,
+            runtime.reporting.look,
         ):
             tasks.keep(loop)
         yield runtime

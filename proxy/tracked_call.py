@@ -12,6 +12,7 @@ from lifecycle.vocabulary import (
     CONTEXT_HEADER,
     LIFECYCLE_ERROR_HEADER,
     MAPPING_HEADER,
+    Arm,
     CallEnd,
     MappingKind,
     Mode,
@@ -29,12 +30,15 @@ REPORT_MODE = "kv_cache_report_mode"
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A call that is to be tracked: who, what, and what it says of itself.
 
-    `uid` names the context, or the one to be opened under that name. `awaits_plan` says that its body may
+    `uid` names the context, or the one to be opened under that name; `harness` is the class of program that
+    sent the call, `arm` how it runs. `awaits_plan` says that its body may
     carry a hint, or that an operation must be taken in first.
     """
 
     tenant: str
     mode: Mode
+    arm: Arm
+    harness: str
     namespace: Namespace
     identity: Identity
     uid: str

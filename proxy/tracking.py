@@ -94,7 +94,7 @@ class Tracking:
         return Namespace(model, salt, known.fingerprint if known else "")
 
     def request(
-        self, tenant: str, namespace: Namespace, chat: ChatCall, fields: LifecycleFields
+        self, tenant: str, namespace: Namespace, chat: ChatCall, fields: LifecycleFields, harness: str = ""
     ) -> CallRequest:
         """Find out whose call it is. Known at once: nothing here waits."""
         identity = identify(tenant, fields, chat, self._lineage)
@@ -111,6 +111,8 @@ class Tracking:
         return CallRequest(
             tenant=tenant,
             mode=self._modes.of_context(uid, namespace.model, tenant),
+            arm=self._modes.arm_of(uid, namespace, tenant),
+            harness=harness,
             namespace=namespace,
             identity=msgspec.structs.replace(identity, context_id=context_id),
             uid=uid,
@@ -189,6 +191,8 @@ class Tracking:
                     eta=fields.eta,
                     source=fields.source,
                     seq=fields.seq,
+                    arm=request.arm,
+                    harness=request.harness,
                 ),
             )
             # An arrival that waits for the log will be given the next number when it is recorded.

@@ -12,6 +12,8 @@ from lifecycle.core.events import (
     ContextEvent,
     DirectiveProposed,
     DirectiveSettled,
+    EnforcementRearmed,
+    HarmBudgetExceeded,
     RecordedEvent,
 )
 from lifecycle.core.evolve import evolve
@@ -48,6 +50,8 @@ class Contexts:
         self.directives: OrderedDict[str, DirectiveRecord] = OrderedDict()
         self.stream_versions: dict[str, int] = {}
         self.position = 0
+        self.demotions: dict[tuple[str, str], HarmBudgetExceeded] = {}
+        """By model and tenant: whose harm budget was exceeded, and who was not rearmed since."""
         self._uids: dict[ContextKey, dict[Namespace, str]] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._pinned_bytes: dict[str, int] = {}
@@ -69,6 +73,10 @@ class Contexts:
                 self.directives[event.directive_id] = msgspec.structs.replace(
                     record, result=event.result, settled_ns=event.at_ns
                 )
+            elif isinstance(event, HarmBudgetExceeded):
+                self.demotions[event.namespace.model, event.tenant] = event
+            elif isinstance(event, EnforcementRearmed):
+                self.demotions.pop((event.namespace.model, event.tenant), None)
         self.stream_versions[recorded.stream] = recorded.version
         self.position = recorded.position
 

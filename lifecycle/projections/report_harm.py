@@ -57,6 +57,8 @@ class HarmBook:
 
     def __init__(self, budget: HarmBudget) -> None:
         self.budget = budget
+        self.regretted_tokens = 0
+        """Everybody's since the beginning."""
         self._pairs: dict[tuple[str, str], _Pair] = {}
 
     def prompted(self, at_ns: int, model: str, tenant: str, num_tokens: int) -> None:
@@ -66,6 +68,7 @@ class HarmBook:
 
     def regretted(self, at_ns: int, model: str, tenant: str, num_tokens: int) -> None:
         """A call needs tokens that were removed for this tenant."""
+        self.regretted_tokens += num_tokens
         if (pair := self._pair(model, tenant)) is not None:
             minute = self._minute(pair, at_ns)
             minute.regretted_tokens += num_tokens

@@ -1,0 +1,158 @@
+"""The report of a whole proxy: what observe promises, what enforce does, how a wrong client loses control."""
+
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from lifecycle.core.events import CallArrived, EnforcementRearmed, HarmBudgetExceeded
+from lifecycle.core.ids import KEY_BYTES
+from lifecycle.vocabulary import Arm, DirectiveOutcome, Mode
+from proxy.config import HarmConfig
+from tests.proxy.toy_model import CHUNK, NAME
+from tests.proxy.whole_proxy import Message, Whole, lifecycle, system, user, whole_proxy
+
+TIGHT = HarmConfig(share=0.001, floor_prompt_tokens=1_000, min_calls=2)
+LONG = "a tool result that fills several chunks of sixteen tokens each"
+
+
+async def report(it: Whole, by: str = "tenant") -> dict[str, Any]:
+    answer = await it.admin.get("/kv/v1/report", params={"since": "1h", "by": by})
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def settled(it: Whole, outcome: DirectiveOutcome) -> int:
+    records = it.runtime.tracker.contexts.directives.values()
+    return sum(r.result is not None and r.result.outcome is outcome for r in records)
+
+
+async def edit(it: Whole, name: str, outcome: DirectiveOutcome) -> int:
+    """A client that takes a message out. Answers how many of the list's tokens a plan asked for."""
+    index = it.runtime.tracker.contexts.index
+    old = edited(name)
+    await it.chat(old, lifecycle(ctx=name, agent="editor"))
+    keys = b"".join(it.toy.keys(old))
+    await it.until(lambda: not index.unproven(it.context(name).namespace, keys))
+    known, done = set(it.runtime.tracker.contexts.directives), settled(it, outcome)
+    await it.ops({"op": "remove", "seq": 1, "ctx": name, "span": [1, 2]}, source=name)
+    await it.until(lambda: settled(it, outcome) > done)
+    records = it.runtime.tracker.contexts.directives
+    asked = b"".join(r.directive.keys for i, r in records.items() if i not in known)  # type: ignore[union-attr]
+    num_chunks = sum(asked[at : at + KEY_BYTES] in keys for at in range(0, len(asked), KEY_BYTES))
+    assert num_chunks
+    return num_chunks * CHUNK
+
+
+async def edit_and_come_back(it: Whole, name: str, outcome: DirectiveOutcome) -> int:
+    """One that says so and sends the old list again. Answers how many tokens are needed again."""
+    num_tokens = await edit(it, name, outcome)
+    await it.chat(edited(name), lifecycle(ctx=name))
+    return num_tokens
+
+
+def edited(name: str) -> list[Message]:
+    return [system("be brief"), user(f"{name} {LONG}"), user("go on")]
+
+
+async def test_observe_says_what_enforce_would_have_done(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path, Mode.OBSERVE, harm=TIGHT) as it:
+        tokens = 0
+        for name in ("one", "two", "three"):
+            tokens += await edit_and_come_back(it, name, DirectiveOutcome.SUPPRESSED)
+        document = await report(it, "agent")
+        editor = document["groups"]["editor"]
+        assert editor["would_regret_tokens"] == tokens
+        assert editor["would_free_tokens"] == editor["dead_seen_tokens"] >= tokens
+        assert editor["would_free_bytes"] == 10 * editor["would_free_tokens"]
+        assert (editor["freed_tokens"], editor["regretted_tokens"]) == (0, 0)
+        assert editor["calls"] == document["total"]["calls"] == 6
+        assert editor["prompt_tokens"] == sum(map(len, it.toy.prompts))
+        assert editor["cached_tokens"] == sum(it.toy.hits)
+        by_arm = (await report(it, "arm"))["groups"]
+        assert list(by_arm) == ["observe"]
+        assert by_arm["observe"]["would_regret_tokens"] == document["total"]["would_regret_tokens"]
+        assert document["verified_share"]["model"] == {NAME: 1.0}
+        assert document["verified_share"]["harness"] == {"httpx": 1.0}
+        assert document["problems"] == document["harm"] == []
+        assert document["complete"]
+        assert "needed" in document["comparison"]["missing"]
+        assert not it.cache.asked
+        assert it.runtime.reporting.sample().dead_tokens == 0
+        left = await edit(it, "four", DirectiveOutcome.SUPPRESSED)
+        sample = it.runtime.reporting.sample()
+        assert left <= sample.dead_tokens < sample.resident_tokens <= len(it.cache.chunks) * CHUNK
+        answer = (await it.admin.get("/kv/v1/report/dead")).json()
+        assert answer["samples"][-1]["dead_tokens"] == sample.dead_tokens
+
+
+async def test_dead_chunks_that_leave_the_cache_on_their_own_are_noticed(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path, Mode.OBSERVE) as it:
+        await edit(it, "one", DirectiveOutcome.SUPPRESSED)
+        held = it.runtime.reporting.sample().dead_tokens
+        assert held
+        it.cache.chunks.clear()
+        await it.runtime.reporting.look_once()
+        assert it.runtime.reporting.sample().dead_tokens == 0
+        assert (await report(it))["total"]["evicted_dead_tokens"] == held
+
+
+async def test_a_wrong_client_loses_control_until_an_operator_gives_it_back(tmp_path: Path) -> None:
+    log_url = f"sqlite:///{tmp_path / 'log.db'}"
+    with structlog.testing.capture_logs() as said:
+        async with whole_proxy(tmp_path, harm=TIGHT, log_url=log_url) as it:
+            tokens = await edit_and_come_back(it, "one", DirectiveOutcome.APPLIED)
+            assert (await report(it))["total"]["regretted_tokens"] == tokens
+            assert not it.runtime.tracker.contexts.demotions
+            tokens += await edit_and_come_back(it, "two", DirectiveOutcome.APPLIED)
+            await it.until(lambda: bool(it.runtime.tracker.contexts.demotions))
+            document = await report(it)
+            assert document["total"]["regretted_tokens"] == tokens
+            (harm,) = document["harm"]
+            assert harm["exceeded"]
+            assert harm["demoted"]
+            asked = len(it.cache.asked)
+            await edit_and_come_back(it, "three", DirectiveOutcome.SUPPRESSED)
+            assert len(it.cache.asked) == asked
+            ready = (await it.admin.get("/readyz")).json()
+            assert ready["demoted"] == [{"model": NAME, "tenant": "default"}]
+            assert any("harm budget" in p and "PATCH /kv/v1/config" in p for p in ready["problems"])
+            assert b"kvtether_harm_budget_exceeded 1.0" in (await it.admin.get("/metrics")).content
+            regretted = f"kvtether_regretted_tokens_total {tokens}.0".encode()
+            assert regretted in (await it.admin.get("/metrics")).content
+    (alert,) = [entry for entry in said if entry["log_level"] == "error"]
+    assert (alert["model"], alert["tenant"], alert["regretted_tokens"]) == (NAME, "default", tokens)
+    async with whole_proxy(tmp_path, harm=TIGHT, log_url=log_url) as it:
+        await edit_and_come_back(it, "four", DirectiveOutcome.SUPPRESSED)
+        await it.until(lambda: it.runtime.reporting.complete)
+        document = await report(it)
+        assert document["total"]["regretted_tokens"] == tokens
+        assert document["groups"]["default"]["calls"] == 8
+        rule = {"modes": [{"mode": "enforce", "model": NAME, "tenant": "default"}]}
+        answer = await it.admin.patch("/kv/v1/config", json=rule)
+        assert answer.json()["demoted"] == []
+        await edit_and_come_back(it, "five", DirectiveOutcome.APPLIED)
+        assert (await report(it))["problems"] == []
+        assert len(await it.events(HarmBudgetExceeded)) == len(await it.events(EnforcementRearmed)) == 1
+
+
+async def test_calls_of_the_holdout_are_told_apart(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path, holdout=0.5) as it:
+        for number in range(8):
+            await it.chat([user(f"hello {number}")], lifecycle(ctx=f"c{number}"))
+        arrived = await it.events(CallArrived)
+        held = [it.runtime.modes.held_out(it.context(f"c{n}").uid) for n in range(8)]
+        assert [e.arm for e in arrived] == [Arm.HOLDOUT if h else Arm.ENFORCE for h in held]
+        groups = (await report(it, "arm"))["groups"]
+        assert {name: group["calls"] for name, group in groups.items()} == {
+            arm: n for arm, n in (("enforce", held.count(False)), ("holdout", held.count(True))) if n
+        }
+
+
+async def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        for params in ({"since": "soon"}, {"since": "0h"}, {"by": "mood"}):
+            answer = await it.admin.get("/kv/v1/report", params=params)
+            assert answer.status_code == 400
+            assert next(iter(params.values())) in answer.text
