@@ -1,6 +1,6 @@
 """What the domain needs from the outside, as Protocols. Adapters live in `store/` and `engine_bridge/`."""
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -60,6 +60,40 @@ class EventLog(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class StoredSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot of the books at a position of the log. What `manifest` says is not the store's business."""
+
+    position: int
+    manifest: bytes
+
+
+class SnapshotStore(Protocol):
+    """Snapshots beside an event log, as durable as it: a manifest each, and parts that several may share.
+
+    One process writes at a time. Everything raises `LogUnavailable`; what was damaged is told by whoever
+    reads the content.
+    """
+
+    async def put(self, parts: Mapping[str, bytes]) -> None:
+        """Keep parts, each in the place of what has its name. They stay until a `commit` leaves them out."""
+        ...
+
+    async def commit(self, snapshot: StoredSnapshot, previous: int | None, parts: Collection[str]) -> None:
+        """Make it the newest snapshot, and forget all but it and the one at position `previous`.
+
+        `parts` are the names of both. Whole or not at all: until then the older ones stay as they are.
+        """
+        ...
+
+    async def newest_first(self) -> Sequence[StoredSnapshot]:
+        """Every snapshot, the one of the highest position first."""
+        ...
+
+    async def parts(self, names: Sequence[str]) -> Mapping[str, bytes]:
+        """Content by name; what is not there is left out."""
+        ...
 
 
 class Presence(msgspec.Struct, frozen=True):

@@ -7,8 +7,8 @@ observations wait in memory in their order, and `degraded` says so: as long as i
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from weakref import WeakValueDictionary
 
 import structlog
@@ -19,9 +19,10 @@ from lifecycle.core.ids import ContextKey, Namespace, context_stream
 from lifecycle.core.leases import next_deadline_ns
 from lifecycle.core.observations import CallEnding, ContextOpened, Observation, Tick
 from lifecycle.core.state import ContextState
-from lifecycle.errors import LogUnavailable, UnknownContext, VersionConflict
-from lifecycle.ports import Clock, EventLog
-from lifecycle.projections.contexts import Contexts
+from lifecycle.errors import CorruptLog, LogUnavailable, UnknownContext, VersionConflict
+from lifecycle.ports import Clock, EventLog, SnapshotStore
+from lifecycle.projections.contexts import RETENTION_SECONDS, Contexts
+from lifecycle.snapshots import Manifest, newest_usable
 from lifecycle.vocabulary import CallEnd
 
 log = structlog.get_logger(__name__)
@@ -45,8 +46,10 @@ MAX_WAITING = 10_000
 class Tracker:
     """Owns the state. `listeners` are called, on the event loop, with every batch that became true."""
 
-    def __init__(self, event_log: EventLog, clock: Clock) -> None:
-        self.contexts = Contexts()
+    def __init__(
+        self, event_log: EventLog, clock: Clock, retention_seconds: float = RETENTION_SECONDS
+    ) -> None:
+        self.contexts = Contexts(retention_seconds)
         self.clock = clock
         self.listeners: list[Callable[[Sequence[RecordedEvent]], None]] = []
         self._log = event_log
@@ -57,6 +60,9 @@ class Tracker:
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
         self._unread = True
+        self._retention_seconds = retention_seconds
+        self._applying = asyncio.Event()
+        self._applying.set()
 
     @property
     def degraded(self) -> str:
@@ -66,10 +72,36 @@ class Tracker:
         num_waiting = len(self._waiting) + len(self._untracked)
         return f"{num_waiting} observations wait for the event log" if num_waiting else ""
 
-    async def start(self) -> None:
-        """Rebuild what is true from the log. Raises `CorruptLog`, and `LogUnavailable`: then try again."""
+    async def start(self, snapshots: SnapshotStore | None = None) -> Manifest | None:
+        """Rebuild what is true from the newest snapshot that can be read, if any, and the log behind it.
+
+        Answers the snapshot's manifest. Raises `CorruptLog`, also where the log was trimmed and no snapshot
+        says what was there before, and `LogUnavailable`: then try again.
+        """
+        first, manifest = await self._log.first_position(), None
+        if snapshots is not None and not self.contexts.position:
+            head = await self._log.head()
+            usable = await newest_usable(snapshots, first, head, lambda: Contexts(self._retention_seconds))
+            if usable is not None:
+                self.contexts, manifest = usable
+        if self.contexts.position < first - 1:
+            raise CorruptLog(
+                f"the event log begins at position {first}, what was before it was trimmed, and no snapshot "
+                "that tells of it can be read"
+            )
         await self.contexts.rebuild(self._log.read_all(self.contexts.position))
         self._unread = False
+        return manifest
+
+    @asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[Contexts]:
+        """The books, unchanged as long as the block runs: what lands meanwhile is applied after it."""
+        async with self._apply_lock:
+            self._applying.clear()
+            try:
+                yield self.contexts
+            finally:
+                self._applying.set()
 
     async def end_orphans(self) -> None:
         """End the calls that were under way when the last process of this log ended: nobody else will.
@@ -206,6 +238,7 @@ class Tracker:
             return recorded
         self._landed[recorded[0].position] = recorded
         for _ in range(NUM_TURNS_BORNE):
+            await self._applying.wait()
             self._apply_landed()
             if recorded[-1].position <= self.contexts.position:
                 return recorded

@@ -126,8 +126,12 @@ class RunBook:
     def runs(self) -> Iterator[Run]:
         """Every run once."""
         seen: set[int] = set()
+        last = None
         for source in (self._by_prefix, self._by_key):
             for run in source.values():
+                if run is last:  # keys of a run mostly lie side by side
+                    continue
+                last = run
                 if id(run) not in seen:
                     seen.add(id(run))
                     yield run
@@ -161,15 +165,26 @@ class RunBook:
         """A new run of keys that are in no run yet, brought by the context `owner`."""
         flags = bytes(len(keys) // KEY_BYTES)
         run = Run(keys, self._uniform.setdefault(flags, flags), refs, 0 if refs else now_ns, owner=owner)
+        self._enter(run)
+        return run
+
+    def restore(self, run: Run) -> None:
+        """Take in a run as another book knew it, of keys that are in no run yet."""
+        run.flags = self._shared(run.flags)
+        self._enter(run)
+        self._tally(run, 1)
+        if not run.refs:
+            self._file(run)
+
+    def _enter(self, run: Run) -> None:
         self.num_runs += 1
-        if not refs:
+        if not run.refs:
             self.num_dead += run.num_chunks
-        for position, prefix in enumerate(_prefixes(keys)):
+        for position, prefix in enumerate(_prefixes(run.keys)):
             if prefix in self._by_prefix:
-                self._by_key[keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]] = run
+                self._by_key[run.keys[position * KEY_BYTES : (position + 1) * KEY_BYTES]] = run
             else:
                 self._by_prefix[prefix] = run
-        return run
 
     def drop(self, run: Run) -> None:
         """Forget a run."""

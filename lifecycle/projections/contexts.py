@@ -1,7 +1,8 @@
 """Every context's state and the chunk index above them: what is true, read from the log and nothing else."""
 
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Iterator
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
+from itertools import takewhile
 from typing import get_args
 
 import msgspec
@@ -21,6 +22,7 @@ from lifecycle.core.ids import ContextKey, Namespace, context_stream
 from lifecycle.core.state import ContextState
 from lifecycle.errors import CorruptLog
 from lifecycle.projections.chunk_index import ChunkIndex
+from lifecycle.projections.index_facts import dead_owners
 
 CONTEXT_EVENTS = get_args(ContextEvent)
 
@@ -29,6 +31,12 @@ NUM_CLOSED_KEPT = 10_000
 
 NUM_DIRECTIVES_KEPT = 10_000
 """Directives that stay readable, newest first."""
+
+RETENTION_SECONDS = 24 * 3600.0
+"""How long a closed context and a settled directive stay readable, in event time."""
+
+FORGET_EVERY_NS = 60 * 10**9
+"""Event time between two looks at what may be forgotten."""
 
 
 class DirectiveRecord(msgspec.Struct, frozen=True):
@@ -41,10 +49,27 @@ class DirectiveRecord(msgspec.Struct, frozen=True):
     settled_ns: int = 0
 
 
-class Contexts:
-    """Read model over the whole log. `apply` must see every event once, in the order of positions."""
+class Held(msgspec.Struct, frozen=True):
+    """What `Contexts` holds beside its public parts.
 
-    def __init__(self) -> None:
+    Contexts that are over, in the order they closed; contexts whose name another one took; event time; models
+    and tenants that lost control.
+    """
+
+    finished: list[str]
+    nameless: list[str]
+    now_ns: int
+    demotions: list[HarmBudgetExceeded] = []
+
+
+class Contexts:
+    """Read model over the whole log. `apply` must see every event once, in the order of positions.
+
+    Closed contexts and settled directives are forgotten `retention_seconds` after their last event, a context
+    not while a plan may ask for chunks that it let go last.
+    """
+
+    def __init__(self, retention_seconds: float = RETENTION_SECONDS) -> None:
         self.states: dict[str, ContextState] = {}
         self.index = ChunkIndex()
         self.directives: OrderedDict[str, DirectiveRecord] = OrderedDict()
@@ -55,6 +80,8 @@ class Contexts:
         self._uids: dict[ContextKey, dict[Namespace, str]] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._pinned_bytes: dict[str, int] = {}
+        self._retention_ns = int(retention_seconds * 1e9)
+        self._now_ns = 0
 
     def apply(self, recorded: RecordedEvent) -> None:
         """Take one event in. Raises `CorruptLog` if it cannot follow what came before."""
@@ -79,11 +106,47 @@ class Contexts:
                 self.demotions.pop((event.namespace.model, event.tenant), None)
         self.stream_versions[recorded.stream] = recorded.version
         self.position = recorded.position
+        last_look = self._now_ns // FORGET_EVERY_NS
+        self._now_ns = max(self._now_ns, event.at_ns)
+        if self._now_ns // FORGET_EVERY_NS != last_look:
+            self._forget_old()
 
     async def rebuild(self, events: AsyncIterable[RecordedEvent]) -> None:
-        """Take in a whole log, oldest first."""
+        """Take in what follows, oldest first. Raises `CorruptLog`, also where an event is missing."""
         async for recorded in events:
+            if recorded.position != self.position + 1:
+                missing = f"position {self.position + 1} of the log is missing; {recorded.position} is there"
+                raise CorruptLog(missing)
             self.apply(recorded)
+
+    def held(self) -> Held:
+        """What a snapshot needs beside the public parts."""
+        nameless = [u for u, s in self.states.items() if self._uids.get(s.key, {}).get(s.namespace) != u]
+        return Held(list(self._finished), nameless, self._now_ns, list(self.demotions.values()))
+
+    def hold(
+        self,
+        position: int,
+        states: Mapping[str, ContextState],
+        directives: Iterable[DirectiveRecord],
+        stream_versions: Mapping[str, int],
+        held: Held,
+        index: ChunkIndex,
+    ) -> None:
+        """Take over what another one held at `position`; only before the first event."""
+        self.states = dict(states)
+        self.index = index
+        self.directives = OrderedDict((record.directive.directive_id, record) for record in directives)
+        self.stream_versions = dict(stream_versions)
+        self.position = position
+        self._now_ns = held.now_ns
+        self.demotions = {(e.namespace.model, e.tenant): e for e in held.demotions}
+        self._finished = OrderedDict.fromkeys(held.finished)
+        nameless = set(held.nameless)
+        for uid, state in states.items():
+            if uid not in nameless:
+                self._uids.setdefault(state.key, {})[state.namespace] = uid
+            self._charge(state.key.tenant, sum(p.size_bytes for p in state.pins))
 
     def find(self, key: ContextKey, namespace: Namespace) -> ContextState | None:
         """The context of that name whose tokens live in `namespace`."""
@@ -131,22 +194,41 @@ class Contexts:
         charged = sum(p.size_bytes for p in after.pins) - (
             sum(p.size_bytes for p in before.pins) if before else 0
         )
-        if charged:
-            self._pinned_bytes[after.key.tenant] = self.pinned_bytes(after.key.tenant) + charged
+        self._charge(after.key.tenant, charged)
         if after.closed and not after.versions:
             self._finish(uid)
         else:
             self._finished.pop(uid, None)
 
+    def _charge(self, tenant: str, size_bytes: int) -> None:
+        if size_bytes:
+            self._pinned_bytes[tenant] = self.pinned_bytes(tenant) + size_bytes
+
     def _finish(self, uid: str) -> None:
         self._finished[uid] = None
         self._finished.move_to_end(uid)
         while len(self._finished) > NUM_CLOSED_KEPT:
-            oldest, _ = self._finished.popitem(last=False)
-            state = self.states.pop(oldest)
-            self.stream_versions.pop(context_stream(oldest), None)
-            known = self._uids.get(state.key, {})
-            if known.get(state.namespace) == oldest:
-                del known[state.namespace]
-            if not known:
-                self._uids.pop(state.key, None)
+            self._forget(next(iter(self._finished)))
+
+    def _forget_old(self) -> None:
+        """Forget what closed or was settled so long ago that nobody will ask."""
+        until_ns = self._now_ns - self._retention_ns
+        over = list(takewhile(lambda uid: self.states[uid].last_ns <= until_ns, self._finished))
+        if over:
+            owners = dead_owners(self.index)
+            for uid in over:
+                if uid not in owners:
+                    self._forget(uid)
+        records = takewhile(lambda record: record.proposed_ns <= until_ns, self.directives.values())
+        for record in [r for r in records if r.result is not None and r.settled_ns <= until_ns]:
+            del self.directives[record.directive.directive_id]
+
+    def _forget(self, uid: str) -> None:
+        del self._finished[uid]
+        state = self.states.pop(uid)
+        self.stream_versions.pop(context_stream(uid), None)
+        known = self._uids.get(state.key, {})
+        if known.get(state.namespace) == uid:
+            del known[state.namespace]
+        if not known:
+            self._uids.pop(state.key, None)

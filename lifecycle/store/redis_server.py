@@ -118,6 +118,24 @@ class RedisServer:
         except RedisError as error:
             raise self.named(error) from error
 
+    async def read(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """What commands that only read answer, with no write of others between them. Raises as `ask`."""
+
+        async def answered(transaction: bool) -> list[Any]:
+            async with self.client.pipeline(transaction=transaction) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)
+                return await pipeline.execute()
+
+        async def asked() -> list[Any]:
+            try:
+                return await answered(True)
+            except OutOfMemoryError:
+                # A full server refuses to queue even reads. It takes no write either that could come between.
+                return await answered(False)
+
+        return await self.ask(asked)
+
     async def close(self) -> None:
         """Let go of all connections."""
         await self.client.aclose()

@@ -342,16 +342,11 @@ class RedisEventLog:
         """What the commands answer, if the server's history is the one we know: asked in one transaction."""
         self._check_open()
         seen = self._seen
-
-        async def answered() -> list[Any]:
-            async with self.server.client.pipeline(transaction=True) as pipeline:
-                pipeline.execute_command("HMGET", self._meta, "epoch", "head", "trimmed")
-                pipeline.execute_command("XRANGE", self._feed, seen.position, seen.position)
-                for command in commands:
-                    pipeline.execute_command(*command)
-                return await pipeline.execute()
-
-        (epoch, head, trimmed), there, *answers = await self.server.ask(answered)
+        (epoch, head, trimmed), there, *answers = await self.server.read(
+            ("HMGET", self._meta, "epoch", "head", "trimmed"),
+            ("XRANGE", self._feed, seen.position, seen.position),
+            *commands,
+        )
         known = there[0][1].get(b"m") == seen.mark if there else seen.position <= int(trimmed or 0)
         if epoch != self._epoch or not known:
             raise self._other(epoch or b"", head or b"")

@@ -1,0 +1,212 @@
+"""Keeps the event log short: snapshots of the books, and trims of what they stand for.
+
+A snapshot is taken in two steps. While the books rest, what may change is copied: calls go on, what they
+append is applied a moment later. Then the copy is encoded and written in slices, between which everybody else
+runs. The log is trimmed up to the older of two snapshots, as far as its events are older than the retention
+and nobody who reads it needs them any more.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import structlog
+
+from lifecycle.errors import LogUnavailable
+from lifecycle.ports import EventLog, SnapshotStore
+from lifecycle.projections.index_facts import Mismatch
+from lifecycle.snapshots import (
+    Capture,
+    Manifest,
+    Unreadable,
+    captured,
+    encoded,
+    read_manifest,
+    stored,
+)
+from lifecycle.tracker import Tracker
+
+log = structlog.get_logger(__name__)
+
+MIN_EVENTS = 500
+"""Events between two snapshots, at least."""
+
+RUNS_PER_EVENT = 8
+"""Events between two snapshots grow with the books: one for so many runs of the chunk index. What a snapshot
+costs grows with them too, so it stays a small part of what the events themselves cost."""
+
+LOOK_SECONDS = 5.0
+SLICE_SECONDS = 0.001
+"""Work between two breaths of the event loop."""
+
+REST_PER_SLICE = 4.0
+"""Rest after each slice of encoding, as a multiple of the time it took."""
+
+PUT_BYTES = 1 << 20
+"""Parts are written in batches of about so many bytes: appends wait for one."""
+
+EVENTS_PER_LOOK = 20_000
+"""Events whose age is looked at in one trim."""
+
+Reader = Callable[[], Awaitable[int | None]]
+"""Answers the last position that a reader of the log has dealt with; None if it needs nothing of the log."""
+
+
+class LogKeeper:
+    """One loop for one log, of the only process that snapshots and trims it.
+
+    `readers` are whoever must have read an event before it is trimmed. `start` begins the tracker, so that
+    the parts of the snapshot it began with are not written again.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        event_log: EventLog,
+        snapshots: SnapshotStore,
+        retention_seconds: float,
+        readers: Sequence[Reader] = (),
+    ) -> None:
+        self.problem = ""
+        """Why the last attempt came to nothing; empty if it did not."""
+        self.num_failures = 0
+        self.size_bytes = 0
+        """Bytes that the last snapshot wrote."""
+        self.taken_ns = 0
+        """When the last snapshot of this process was taken; 0 before the first."""
+        self.first_position = 1
+        self._tracker = tracker
+        self._log = event_log
+        self._snapshots = snapshots
+        self._retention_ns = int(retention_seconds * 1e9)
+        self._readers = list(readers)
+        self._newest: tuple[int, frozenset[str]] | None = None
+        self._older: int | None = None
+        self._old = 0
+        self._next_ns = 0
+        self._busy = asyncio.Lock()
+
+    @property
+    def position(self) -> int:
+        """Position of the newest snapshot, 0 without one."""
+        return self._newest[0] if self._newest is not None else 0
+
+    def add_reader(self, reader: Reader) -> None:
+        """From now on nothing is trimmed that `reader` has not dealt with."""
+        self._readers.append(reader)
+
+    async def start(self) -> None:
+        """Start the tracker from the newest snapshot that can be read. Raises as `Tracker.start`."""
+        manifest = await self._tracker.start(self._snapshots)
+        if manifest is not None:
+            self._newest = (manifest.position, frozenset(manifest.parts()))
+            self._older = await self._readable_before(manifest.position)
+        self.first_position = await self._log.first_position()
+
+    async def _readable_before(self, position: int) -> int | None:
+        for snapshot in await self._snapshots.newest_first():
+            if snapshot.position < position:
+                with suppress(Unreadable):
+                    return read_manifest(snapshot).position
+        return None
+
+    async def run(self) -> None:
+        """Until cancelled. Whatever fails is tried again; it never ends the loop."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                if self._due():
+                    await self.snapshot()
+                await self.trim()
+                self.problem = ""
+            except (LogUnavailable, Mismatch) as error:
+                self.num_failures += 1
+                self.problem = f"the event log is not kept short: {error}"
+                log.warning("snapshot or trim failed", error=str(error))
+
+    def _due(self) -> bool:
+        contexts = self._tracker.contexts
+        num_runs = sum(contexts.index.stats(n).runs for n in contexts.index.namespaces())
+        return contexts.position - self.position >= max(MIN_EVENTS, num_runs // RUNS_PER_EVENT)
+
+    async def snapshot(self, *, in_a_hurry: bool = False) -> None:
+        """Write a snapshot of the books as they are now, if they moved since the last one.
+
+        In a hurry it takes no rests: others run, but less. Raises `LogUnavailable`, and `Mismatch` where the
+        books contradict themselves.
+        """
+        async with self._busy:
+            if self._tracker.contexts.position == self.position:
+                return
+            capture = await self._captured()
+            newest, known = self._newest or (None, frozenset[str]())
+            manifest = await self._written(capture, known, 0.0 if in_a_hurry else REST_PER_SLICE)
+            names = frozenset(manifest.parts())
+            await self._snapshots.commit(stored(manifest), newest, names | known)
+            self._newest, self._older = (manifest.position, names), newest
+            self.taken_ns = self._tracker.clock.now_ns()
+
+    async def _captured(self) -> Capture:
+        async with self._tracker.at_rest() as contexts:
+            for step in captured(contexts):
+                if step is not None:
+                    return step
+                await asyncio.sleep(0)
+        raise Mismatch("the books cannot be captured")
+
+    async def _written(self, capture: Capture, known: frozenset[str], rest: float) -> Manifest:
+        """Write the parts that are not known; answers the manifest, which is not written yet."""
+        clock = asyncio.get_running_loop().time
+        batch: dict[str, bytes] = {}
+        num_bytes = self.size_bytes = 0
+        began = clock()
+        for step in encoded(capture, known):
+            if isinstance(step, Manifest):
+                await self._snapshots.put(batch)
+                return step
+            if step is not None:
+                name, content = step
+                batch[name] = content
+                num_bytes += len(content)
+            if num_bytes >= PUT_BYTES:
+                await self._snapshots.put(batch)
+                self.size_bytes += num_bytes
+                batch, num_bytes, began = {}, 0, clock()
+            elif (took := clock() - began) >= SLICE_SECONDS:
+                await asyncio.sleep(rest * took)
+                began = clock()
+        raise Mismatch("the capture has no manifest")
+
+    # -- trims --------------------------------------------------------------------------------------------
+
+    async def trim(self) -> None:
+        """Trim what is old, told by two snapshots, and read by every reader. Raises `LogUnavailable`."""
+        through = self._older or 0
+        for reader in self._readers:
+            needed = await reader()
+            through = through if needed is None else min(through, needed)
+        first = await self._log.first_position()
+        through = min(through, await self._old_through(first, through))
+        if through < first:
+            return
+        streams = frozenset(self._tracker.contexts.stream_versions)
+        async with self._busy:
+            while (now_first := await self._log.trim(through, streams)) != first:
+                first = now_first
+        self.first_position = first
+
+    async def _old_through(self, first: int, through: int) -> int:
+        """Position up to which every event is older than the retention, as far as `through` and a look go."""
+        until_ns = self._tracker.clock.now_ns() - self._retention_ns
+        self._old = max(self._old, first - 1)
+        if self._old >= through or self._next_ns > until_ns:
+            return self._old
+        stop = min(through, self._old + EVENTS_PER_LOOK)
+        async for recorded in self._log.read_all(self._old):
+            if recorded.event.at_ns > until_ns:
+                self._next_ns = recorded.event.at_ns
+                break
+            self._old = recorded.position
+            if self._old >= stop:
+                break
+        return self._old
