@@ -132,7 +132,7 @@ class SimCache:
             case Pin():
                 return self._pin(salt, directive)
             case Unpin():
-                released = self._release(directive.pin_id)
+                released = self._release(directive.pin_id, directive.keys)
                 return DirectiveResult(outcome=DirectiveOutcome.APPLIED, applied=released, tiers=(Tier.L2,))
 
     async def release_all(self) -> int:
@@ -186,10 +186,12 @@ class SimCache:
         return progress.result((Tier.L1,), "L1 copies are in use", removed=False)
 
     def _pin(self, salt: str, directive: Pin) -> DirectiveResult:
-        if self._held.get(directive.pin_id) != (salt, directive.keys):
+        known = self._held.get(directive.pin_id)
+        if known != (salt, directive.keys):
+            # The new chain first, so that what both have in common is held throughout.
+            self._runner.pin(salt, split_keys(directive.keys))
             self._release(directive.pin_id)
             self._held[directive.pin_id] = (salt, directive.keys)
-            self._runner.pin(salt, split_keys(directive.keys))
         return DirectiveResult(
             outcome=DirectiveOutcome.APPLIED,
             reason="held against L2 eviction; L1 is not held",
@@ -197,11 +199,17 @@ class SimCache:
             tiers=(Tier.L2,),
         )
 
-    def _release(self, pin_id: str) -> int:
-        """Let go of a pin; answers its chunks, 0 if it is not held."""
-        salt, keys = self._held.pop(pin_id, ("", b""))
-        self._runner.unpin(salt, split_keys(keys))
-        return len(keys) // KEY_BYTES
+    def _release(self, pin_id: str, keys: bytes = b"") -> int:
+        """Let go of a pin; answers its chunks, 0 if it is not held.
+
+        With `keys` only if it still holds that chain: one that moved let the old chain go when it did.
+        """
+        salt, held = self._held.get(pin_id, ("", b""))
+        if not held or (keys and keys != held):
+            return 0
+        del self._held[pin_id]
+        self._runner.unpin(salt, split_keys(held))
+        return len(held) // KEY_BYTES
 
     async def _settle(self) -> None:
         clock = self._runner.clock

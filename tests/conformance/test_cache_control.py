@@ -192,6 +192,33 @@ class CacheControlSuite:
         result = await execute(subject, reclaim(subject, chain.keys))
         assert (result.applied, result.skipped) == (3, 0)
 
+    async def test_a_pin_that_moved_is_not_let_go_with_its_old_chain(self, subject: CacheSubject) -> None:
+        if "pin" not in subject.control.capabilities.supported:
+            pytest.skip("this cache cannot pin")
+        trunk = await subject.store(1)
+        left, right = [await subject.store(2, after=trunk) for _ in range(2)]
+        for chain in (left, right):
+            pin = Pin(
+                directive_id="p",
+                namespace=subject.namespace,
+                reason="test",
+                keys=b"".join(chain.keys),
+                pin_id="moving",
+                lease_until_ns=1 << 62,
+            )
+            await execute(subject, pin, tokens=chain.token_ids)
+        old = Unpin(
+            directive_id="u",
+            namespace=subject.namespace,
+            reason="test",
+            keys=b"".join(left.keys),
+            pin_id="moving",
+        )
+        assert (await execute(subject, old)).outcome is DirectiveOutcome.APPLIED
+        result = await execute(subject, reclaim(subject, [*trunk.keys, left.keys[1], right.keys[1]]))
+        assert (result.applied, result.skipped, result.gone) == (1, 2, left.keys[1])
+        assert await subject.control.release_all() == 1
+
     async def test_release_all_gives_back_every_hold(self, subject: CacheSubject) -> None:
         if "pin" not in subject.control.capabilities.supported:
             pytest.skip("this cache cannot pin")
