@@ -44,8 +44,18 @@ def serve(
     holdout: Annotated[
         str | None, typer.Option(help="Share of contexts that stay in observe: 0.05 or 5%.")
     ] = None,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Bring an engine along: SIMULATED, in this process, enforced.")
+    ] = False,
+    script: Annotated[
+        Path | None, typer.Option(help="What the embedded engine says: a YAML file of rules.")
+    ] = None,
 ) -> None:
     """Forward calls, follow their lifecycle, and in enforce free what is dead."""
+    if embedded and (upstream or coordinator or events):
+        _fail("--embedded brings its own engine: leave out --upstream, --coordinator and --events")
+    if embedded and mode is None:
+        mode = Mode.ENFORCE
     # Not above: it takes seconds to import, and the emergency switch must not wait for them.
     from proxy.app import serve_until_signalled
 
@@ -62,9 +72,22 @@ def serve(
     }
     configure_logging()
     settings = _load(config, overrides)
+    if embedded:
+        _serve_embedded(settings, model_path, script)
+        return
     try:
         uvloop.run(serve_until_signalled(settings))
     except InvalidConfig as error:
+        _fail(str(error))
+
+
+def _serve_embedded(settings: Config, model_path: str | None, script: Path | None) -> None:
+    from engine_bridge.errors import Unmappable
+    from proxy.embedded import serve_embedded
+
+    try:
+        uvloop.run(serve_embedded(settings, model_path, script))
+    except (InvalidConfig, Unmappable, OSError, ValueError) as error:
         _fail(str(error))
 
 

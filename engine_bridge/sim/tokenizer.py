@@ -34,9 +34,14 @@ _WORD = re.compile(r" [a-z]{3,12}")
 
 
 class ChatTokenizer:
-    """Template and tokenizer of a model directory. Raises what `ModelProfile.load` raises."""
+    """Template and tokenizer of a model directory. Raises what `ModelProfile.load` raises, and
+    `FileNotFoundError`.
+    """
 
     def __init__(self, directory: Path) -> None:
+        if not directory.is_dir():
+            # To the loader it would be a name on a model hub.
+            raise FileNotFoundError(f"there is no model directory {directory}")
         self.profile = ModelProfile.load(directory, str(directory))
         self._mapper = ChatMapper(self.profile)
         self._environment = ChatEnvironment()

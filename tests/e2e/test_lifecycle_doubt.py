@@ -82,7 +82,7 @@ async def test_of_a_doubtful_branch_that_comes_back_nothing_was_lost(world: Worl
     agent.messages = [*old_list, question()]
     await cache.forget_engine_cache()
     await agent.call()
-    assert world.events(BranchRestored)
+    await world.until(lambda: world.events(BranchRestored))
     came_back = [key for key in await agent.keys() if key in old]
     assert agent.cached_tokens == cache.chunk * len(came_back)
     assert len(came_back) >= len(old) - 1

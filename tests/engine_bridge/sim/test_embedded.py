@@ -62,3 +62,5 @@ async def test_it_ends_with_its_block() -> None:
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises((OSError, ValueError, Unmappable)):
         EmbeddedEngine(EmbeddedOptions(model_path=str(tmp_path)))
+    with pytest.raises(FileNotFoundError, match="absent"):
+        EmbeddedEngine(EmbeddedOptions(model_path=str(tmp_path / "absent")))

@@ -17,7 +17,6 @@ from engine_bridge.cache_events import (
     decode_payload,
     short_hash,
 )
-from engine_bridge.sim.event_stream import EventStream, encode_event
 from engine_bridge.sim.block_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -25,6 +24,7 @@ from engine_bridge.sim.block_events import (
     EngineRestarted,
     KvEvent,
 )
+from engine_bridge.sim.event_stream import EventStream, encode_event
 from lifecycle.vocabulary import Tier
 
 ONE, TWO = b"\1" * 32, b"\2" * 32

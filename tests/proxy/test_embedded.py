@@ -1,0 +1,183 @@
+"""The proxy with an engine of its own: one main life, cache pressure, restarts, and the command."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from engine_bridge.sim.embedded import EmbeddedEngine, EmbeddedOptions
+from engine_bridge.sim.replies import Asked, Reply, ToolUse
+from lifecycle.core.events import CallMapped
+from lifecycle.vocabulary import MappingKind, Mode, Tier
+from proxy.embedded import embedded_options
+from tests.e2e.agent import BOTH, NOWHERE, polled, prose, tool
+from tests.e2e.test_lifecycle_main import long_run
+from tests.e2e.test_lifecycle_untracked import by_completions
+from tests.proxy.embedded_world import CONFIG, config_in, embedded_engine, embedded_world, shared_proxy
+from tests.proxy.test_cli import run, served
+
+CHUNK_BYTES = CONFIG.chunk_bytes
+
+
+def looks_twice(asked: Asked) -> Reply | None:
+    """Calls a tool until two results are there."""
+    if asked.num_tool_turns < 2:
+        return Reply(
+            text="One moment.", tool_calls=(ToolUse("look", {"path": f"{asked.num_tool_turns}.py"}),)
+        )
+    return Reply(text="It is in 1.py.")
+
+
+async def test_a_compaction_frees_the_old_list_and_the_next_call_hits_what_was_kept(tmp_path: Path) -> None:
+    async with embedded_world(embedded_engine(), config_in(tmp_path)) as world:
+        cache = world.cache
+        agent, prompts, generated = await long_run(world, 4)
+        stored = prompts | generated
+        await world.until_confirmed(await agent.keys())
+        await cache.await_tiers(await agent.keys(), BOTH)
+        kept = set(await cache.head_keys(agent.messages[:1], agent.tools))
+        dead = sorted(stored - kept)
+        assert len(kept) >= 5
+        assert len(dead) >= 10
+        await agent.ops({"op": "replace", "span": [1, len(agent.messages)], "n": 1})
+        await world.until_gone(dead)
+        assert await cache.where(dead) == [NOWHERE] * len(dead)
+        assert await cache.where(sorted(kept)) == [BOTH] * len(kept)
+        agent.messages = [agent.messages[0], {"role": "user", "content": prose(40)}]
+        await cache.forget_engine_cache()
+        await agent.call()
+        assert agent.cached_tokens == cache.chunk * len(kept)
+        assert {each.kind for each in world.events(CallMapped)} == {MappingKind.EXACT}
+
+
+async def test_what_is_pinned_survives_a_full_cache(tmp_path: Path) -> None:
+    room = {"l1_bytes": 60 * CHUNK_BYTES, "l2_bytes": 120 * CHUNK_BYTES, "evict_interval_ns": 5_000_000}
+    engine, config = embedded_engine(**room), config_in(tmp_path, l2_pins=True)
+    async with embedded_world(engine, config) as world:
+        agents = [world.agent(name) for name in ("pinned", "other")]
+        for agent in agents:
+            await agent.say(prose(60))
+        pinned, other = [await agent.keys() for agent in agents]
+        await world.until_confirmed([*pinned, *other])
+        await world.cache.await_tiers([*pinned, *other], BOTH)
+        await agents[0].ops({"op": "pin", "span": [0, 2], "ttl": 600})
+        held = await world.cache.head_keys(agents[0].messages[:2])
+        crowd = world.agent("crowd")
+
+        async def pushed_out() -> bool:
+            await crowd.say(prose(60))
+            return NOWHERE in await world.cache.where(other)
+
+        await polled(pushed_out, 0.01)
+        assert len(held) >= 5
+        assert all(Tier.L2 in tiers for tiers in await world.cache.where(held))
+        await world.cache.forget_engine_cache()
+        await agents[0].call()
+        assert agents[0].cached_tokens >= world.cache.chunk * len(held)
+
+
+async def test_untracked_calls_turn_deletes_into_demotions(tmp_path: Path) -> None:
+    async with embedded_world(embedded_engine(), config_in(tmp_path)) as world:
+        agent = world.agent("tracked")
+        await agent.say(prose(40))
+        await by_completions(world, agent.messages[0]["content"])
+        keys = await agent.keys()
+        await world.until_confirmed(keys)
+        await world.cache.await_tiers(keys, BOTH)
+        await agent.ops({"op": "close"})
+        await world.cache.await_tiers(keys, frozenset({Tier.L2}))
+
+
+async def test_a_script_drives_an_agent_with_tools(tmp_path: Path) -> None:
+    engine = EmbeddedEngine(EmbeddedOptions(engine=CONFIG), script=looks_twice)
+    async with embedded_world(engine, config_in(tmp_path)) as world:
+        agent = world.agent("coder", tools=[tool("look")])
+        agent.messages.append({"role": "user", "content": "Where is the parser?"})
+        looked: list[str] = []
+        while calls := (answer := await agent.call(100)).get("tool_calls"):
+            looked += [json.loads(call["function"]["arguments"])["path"] for call in calls]
+            agent.messages += [answer, {"role": "tool", "tool_call_id": calls[0]["id"], "content": prose(30)}]
+        assert looked == ["0.py", "1.py"]
+        assert answer["content"] == "It is in 1.py."
+        assert agent.cached_tokens > 0
+
+
+async def test_a_log_outlives_the_engine_and_what_it_says_of_the_cache_is_corrected(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    async with shared_proxy(embedded_engine(), config) as first, first.world() as world:
+        agent = world.agent("survivor")
+        await agent.say(prose(60))
+        keys = await agent.keys()
+        await world.until_confirmed(keys)
+    async with shared_proxy(embedded_engine(), config) as second, second.world() as later:
+        index = later.runtime.tracker.contexts.index
+        await later.until(lambda: len(index.unverified(later.namespace, b"".join(keys))) == len(keys))
+        agent.world = later
+        await agent.say(prose(60))
+        assert agent.cached_tokens == 0
+        await later.until_confirmed(await agent.keys())
+
+
+async def test_observe_frees_nothing(tmp_path: Path) -> None:
+    async with embedded_world(embedded_engine(), config_in(tmp_path, Mode.OBSERVE)) as world:
+        agent = world.agent("observed")
+        await agent.say(prose(60))
+        keys = await agent.keys()
+        await world.until_confirmed(keys)
+        await world.cache.await_tiers(keys, BOTH)
+        await agent.ops({"op": "close"})
+        await world.until(lambda: any(world.outcomes(keys).values()))
+        assert {outcome.value for found in world.outcomes(keys).values() for outcome in found} == {
+            "suppressed"
+        }
+        assert await world.cache.where(keys) == [BOTH] * len(keys)
+
+
+class TestCommand:
+    @pytest.fixture
+    async def addresses(self, tmp_path: Path) -> AsyncIterator[tuple[str, str]]:
+        script = tmp_path / "script.yaml"
+        script.write_text("- when: {role: user}\n  reply: {text: As the script says.}\n")
+        async with served(tmp_path, "--embedded", "--script", str(script)) as addresses:
+            yield addresses
+
+    async def test_it_serves_and_controls_with_nothing_else_installed(
+        self, addresses: tuple[str, str]
+    ) -> None:
+        data, admin = addresses
+        async with httpx.AsyncClient(trust_env=False) as http:
+
+            async def ready() -> bool:
+                told = (await http.get(f"{admin}/readyz")).json()
+                return bool(told["control"] and told["mode"] == "enforce" and not told["problems"])
+
+            await polled(ready)
+        async with openai.AsyncOpenAI(
+            base_url=f"{data}/v1",
+            api_key="any",
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+        ) as client:
+            reply = await client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "Which file holds the parser?"}]
+            )
+            assert reply.choices[0].message.content == "As the script says."
+
+    async def test_what_cannot_be_is_said_in_a_line(self, tmp_path: Path) -> None:
+        (tmp_path / "wrong.yaml").write_text("- rule: none")
+        for arguments, named in (
+            (("--upstream", "http://127.0.0.1:9"), "--upstream"),
+            (("--script", "wrong.yaml"), "wrong.yaml"),
+            (("--model-path", "absent"), "absent"),
+        ):
+            status, said = await run(tmp_path, "serve", "--embedded", *arguments)
+            assert status == 2, said
+            assert named in said
+            assert "Traceback" not in said
+
+
+def test_another_model_directory_is_taken() -> None:
+    assert embedded_options("/models/mine").model_path == "/models/mine"
+    assert embedded_options().engine.l2_bytes > 0
