@@ -169,3 +169,12 @@ def test_an_aborted_request_gives_its_room_back():
     assert stats.tiers[Tier.GPU].reserved_bytes == 0
     keys = keys_of(range(16))
     assert engine.delete("", keys, frozenset({Tier.L1}), engine.now_ns).deleted == tuple(keys)
+
+
+def test_blocks_stay_until_their_store_has_read_them():
+    engine = SimEngine(config(hardware_load_latency_ns=5_000))
+    engine.submit(request("a", range(8)), 0)
+    engine.step(1_036)
+    assert engine.stats(1_036).num_running == 0
+    assert engine.stats(1_036 + 5_007).tiers[Tier.GPU].reserved_bytes == 8
+    assert engine.stats(1_036 + 5_008).tiers[Tier.GPU].reserved_bytes == 0
