@@ -167,17 +167,16 @@ class Tracking:
 
     async def _arrive(self, call: TrackedCall) -> None:
         request, fields = call.request, call.request.fields
-        now = self.tracker.clock.now_ns
         try:
             state = await self._context(request)
             call.uid = state.uid
             if fields.ops:
                 await self.declarations.apply(request.tenant, fields.source, fields.ops, state.uid)
-            call.mapping = self._tasks.run(self._map(call, state))
+            call.mapping = call.mapping or self._tasks.run(self._map(call, state.uid))
             recorded = await self.tracker.observe(
                 state.uid,
                 CallArrival(
-                    at_ns=now(),
+                    at_ns=self.tracker.clock.now_ns(),
                     call_id=request.call_id,
                     head=request.chat.head,
                     messages=request.chat.facts,
@@ -266,9 +265,9 @@ class Tracking:
             return f"{call.request.mode} mode"
         return "" if "admit" in self._reclaimer.capabilities.supported else "the cache does not take the hint"
 
-    async def _map(self, call: TrackedCall, state: ContextState) -> MappedPrompt | Unmapped:
+    async def _map(self, call: TrackedCall, uid: str) -> MappedPrompt | Unmapped:
         """The prompt in tokens. Recorded behind whatever the context does meanwhile."""
-        result = await self._mapper.map(call, state.uid)
+        result = await self._mapper.map(call, uid)
         if not isinstance(result, Unmapped):
             call.mapping_kind = self._mapper.kind(call.request.namespace.model)
             if self._reclaimer.capabilities.level:
@@ -281,7 +280,7 @@ class Tracking:
         call.absent = await self._verifier.absent(call.request.namespace, mapped.chunk_keys)
 
     async def _record_mapping(self, call: TrackedCall, result: MappedPrompt | Unmapped) -> None:
-        if call.mapping_recorded:
+        if call.mapping_recorded or not call.uid:
             return
         call.mapping_recorded = True
         bytes_per_token, left = self.declarations.pin_budget(call.request.tenant)
@@ -379,8 +378,11 @@ class Tracking:
         """Behind what happened to the parent: a fork takes over the list of its last answered call."""
         if call.posted:
             return
-        call.posted = True
-        self._post(call, lambda: self._arrive(call), behind=call.request.identity.parent)
+        call.posted, parent, uid = True, call.request.identity.parent, call.request.uid
+        self._post(call, lambda: self._arrive(call), behind=parent)
+        # Only a fork's mapping waits, too: what the cache lacks must be asked before the engine stores it.
+        if not parent or uid in self.tracker.contexts.states:
+            call.mapping = self._tasks.run(self._map(call, uid))
 
     def _post(self, call: TrackedCall, job: Callable[[], Awaitable[None]], behind: str = "") -> None:
         """A call that cannot be followed counts as untracked: its chunks may be alive or dead."""
