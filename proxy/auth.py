@@ -7,8 +7,9 @@ from enum import StrEnum
 
 import msgspec
 
+from proxy.engine_connection import Headers
 from proxy.errors import Forbidden, Unauthenticated
-from proxy.upstream import Headers, UpstreamCredentials
+from proxy.upstream import UpstreamCredentials
 
 DEFAULT_TENANT = "default"
 _HASHED_PREFIX = "sha256:"

@@ -8,7 +8,7 @@ import msgspec
 
 from lifecycle.vocabulary import CallEnd
 from proxy.answer_tap import AnswerFacts, AnswerTap
-from proxy.upstream import Headers
+from proxy.engine_connection import Headers
 
 logger = logging.getLogger(__name__)
 

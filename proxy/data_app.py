@@ -10,6 +10,7 @@ from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
 from proxy.body_edit import RETURN_TOKEN_IDS, SESSION_ID, RequestEdit, edit_request_body
 from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, decode_body, read_chat_call
+from proxy.engine_connection import Headers
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.forward import Send, forward_call, pipe
 from proxy.harness import harness_of
@@ -21,7 +22,7 @@ from proxy.problems import openai_error, send_response
 from proxy.request_body import Receive, Scope, read_body
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
-from proxy.upstream import Headers, Upstream
+from proxy.upstream import Upstream
 
 log = structlog.get_logger(__name__)
 

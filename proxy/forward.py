@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from lifecycle.vocabulary import CallEnd
 from proxy.body_edit import cut_engine_ids
 from proxy.call_listener import CallListener, CallObserver, ContentHeaders, ForwardOutcome
+from proxy.engine_connection import Headers
 from proxy.errors import BodyTooLarge, ClientGone, InvalidRequest, ProxyError, UpstreamBroken, UpstreamError
 from proxy.problems import openai_error, send_response
 from proxy.request_body import (
@@ -26,7 +27,6 @@ from proxy.request_body import (
 )
 from proxy.sse import EventRewriter
 from proxy.upstream import (
-    Headers,
     Upstream,
     UpstreamCredentials,
     UpstreamRequest,

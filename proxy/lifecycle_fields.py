@@ -22,6 +22,7 @@ from lifecycle.vocabulary import (
     SESSION_HEADER,
     WaitKind,
 )
+from proxy.engine_connection import Headers
 from proxy.operations import (
     DECLARABLE_WAITS,
     MAX_CONTEXT_LENGTH,
@@ -32,7 +33,6 @@ from proxy.operations import (
     is_label,
     parse_operation_list,
 )
-from proxy.upstream import Headers
 
 MAX_HEADER_BYTES = 4 * 1024
 MAX_BODY_OPS_BYTES = 32 * 1024
