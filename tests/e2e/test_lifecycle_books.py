@@ -138,7 +138,7 @@ async def test_a_liar_pays_for_its_lie_and_nobody_else_does(world: World) -> Non
     shared = [key for key in await liar.keys() if key in {*kept, *others}]
     assert liar.cached_tokens == cache.chunk * len(shared), "everything else was computed again"
     assert len(shared) <= len(kept) + 1, "of the bystander's own list it has the first role at most"
-    [mismatch] = world.events(DeclarationMismatched)
+    [mismatch] = await world.until(lambda: world.events(DeclarationMismatched))
     assert (mismatch.expected, mismatch.actual) == (2, len(liar.messages))
     back = await liar.keys()
     await world.until_confirmed(back)

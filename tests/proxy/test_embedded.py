@@ -189,10 +189,8 @@ class TestCommand:
         assert all(hit > before - 64 for (before, _), (_, hit) in pairwise(prompts[:12]))
 
     async def test_what_cannot_be_is_said_in_a_line(self, tmp_path: Path) -> None:
-        (tmp_path / "wrong.yaml").write_text("- rule: none")
         for arguments, named in (
             (("--upstream", "http://127.0.0.1:9"), "--upstream"),
-            (("--script", "wrong.yaml"), "wrong.yaml"),
             (("--model-path", "absent"), "absent"),
         ):
             status, said = await run(tmp_path, "serve", "--embedded", *arguments)
