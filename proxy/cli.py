@@ -157,6 +157,24 @@ def tail(
         pass
 
 
+@app.command()
+def report(
+    since: Annotated[str, typer.Option(help="How far back: 90s, 15m, 24h, 7d.")] = "24h",
+    by: Annotated[str, typer.Option(help="tenant, agent, model, harness or arm.")] = "tenant",
+    as_json: Annotated[bool, typer.Option("--json", help="The whole report as one JSON document.")] = False,
+    admin: AdminUrl = DEFAULT_ADMIN,
+    admin_key: AdminKey = "",
+) -> None:
+    """Say what the lifecycle was worth: dead KV seen and freed, regretted, held out against enforced."""
+    from proxy.report_table import report_table
+
+    document = _ask("GET", f"{admin}/kv/v1/report", admin_key, params={"since": since, "by": by})
+    if as_json:
+        console.print_json(data=document)
+    else:
+        console.print(report_table(document), highlight=False)
+
+
 @app.command(name="config-schema")
 def config_schema() -> None:
     """Print the JSON schema of kvtether.yaml."""
@@ -201,10 +219,20 @@ def _ask(method: str, url: str, key: str, params: Mapping[str, str] | None = Non
     try:
         response = httpx.request(method, url, params=params, headers=_headers(key), timeout=30)
         response.raise_for_status()
+    except httpx.HTTPStatusError as error:
+        _fail(f"{url}: {_detail(error.response) or error}")
     except httpx.HTTPError as error:
         _fail(f"{url}: {error}")
     answer: dict[str, Any] = response.json()
     return answer
+
+
+def _detail(response: httpx.Response) -> str:
+    """What a refusal says in words; empty if it does not."""
+    try:
+        return f"{response.status_code} {response.json()['detail']}"
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def _headers(key: str) -> dict[str, str]:

@@ -1,27 +1,31 @@
 """Events: what became true, in order. The log holds nothing else, and no text and no token ids.
 
 Frozen, tagged, versioned. A new field is optional; a changed meaning is a new `.v2` tag and an `upcast`.
+Everybody takes them from here, those of a KV namespace too.
 """
 
 from typing import TypeAlias
 
 import msgspec
 
-from lifecycle.core.directives import Directive, DirectiveResult
 from lifecycle.core.ids import Namespace
+from lifecycle.core.namespace_events import ChunksConfirmed as ChunksConfirmed
+from lifecycle.core.namespace_events import ChunksGone as ChunksGone
+from lifecycle.core.namespace_events import DirectiveProposed as DirectiveProposed
+from lifecycle.core.namespace_events import DirectiveSettled as DirectiveSettled
+from lifecycle.core.namespace_events import EnforcementRearmed as EnforcementRearmed
+from lifecycle.core.namespace_events import HarmBudgetExceeded as HarmBudgetExceeded
+from lifecycle.core.namespace_events import LoggedEvent
+from lifecycle.core.namespace_events import NamespaceEvent as NamespaceEvent
+from lifecycle.core.namespace_events import UntrackedForwarded as UntrackedForwarded
 from lifecycle.core.observations import MessageFact, Operation, PinRequest
 from lifecycle.core.state import Version
-from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, OutcomeResult, Tier, WaitKind
-
-
-class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    at_ns: int
-
+from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, OutcomeResult, WaitKind
 
 # -- one context's stream ---------------------------------------------------------------------------------
 
 
-class ContextCreated(_Event, frozen=True, kw_only=True, tag="context_created.v1"):
+class ContextCreated(LoggedEvent, frozen=True, kw_only=True, tag="context_created.v1"):
     """A context began. `inherited` are the versions a fork took over, in tree order."""
 
     uid: str
@@ -43,21 +47,21 @@ class ContextCreated(_Event, frozen=True, kw_only=True, tag="context_created.v1"
     tools_end: int = 0
 
 
-class OperationApplied(_Event, frozen=True, kw_only=True, tag="operation_applied.v1"):
+class OperationApplied(LoggedEvent, frozen=True, kw_only=True, tag="operation_applied.v1"):
     """`seq` of `source` took effect; what it changed stands in the events after it."""
 
     source: str
     operation: Operation
 
 
-class OperationHeld(_Event, frozen=True, kw_only=True, tag="operation_held.v1"):
+class OperationHeld(LoggedEvent, frozen=True, kw_only=True, tag="operation_held.v1"):
     """`seq` of `source` came before its predecessor and waits for it."""
 
     source: str
     operation: Operation
 
 
-class OperationRejected(_Event, frozen=True, kw_only=True, tag="operation_rejected.v1"):
+class OperationRejected(LoggedEvent, frozen=True, kw_only=True, tag="operation_rejected.v1"):
     """`seq` of `source` is consumed and changed nothing."""
 
     source: str
@@ -65,7 +69,7 @@ class OperationRejected(_Event, frozen=True, kw_only=True, tag="operation_reject
     reason: str
 
 
-class ListEdited(_Event, frozen=True, kw_only=True, tag="list_edited.v1"):
+class ListEdited(LoggedEvent, frozen=True, kw_only=True, tag="list_edited.v1"):
     """Messages `[start, end)` gave way to `num_new`; every version from `start` on is out at once."""
 
     start: int
@@ -73,13 +77,13 @@ class ListEdited(_Event, frozen=True, kw_only=True, tag="list_edited.v1"):
     num_new: int
 
 
-class ListGrown(_Event, frozen=True, kw_only=True, tag="list_grown.v1"):
+class ListGrown(LoggedEvent, frozen=True, kw_only=True, tag="list_grown.v1"):
     """`num_new` messages were declared at the end."""
 
     num_new: int
 
 
-class DeclarationMismatched(_Event, frozen=True, kw_only=True, tag="declaration_mismatched.v1"):
+class DeclarationMismatched(LoggedEvent, frozen=True, kw_only=True, tag="declaration_mismatched.v1"):
     """The list has not the declared length: inference takes over for it."""
 
     call_id: str
@@ -87,7 +91,7 @@ class DeclarationMismatched(_Event, frozen=True, kw_only=True, tag="declaration_
     actual: int
 
 
-class CallArrived(_Event, frozen=True, kw_only=True, tag="call_arrived.v1"):
+class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1"):
     """A call's list: the path to version `kept` goes on with `messages`.
 
     `branch` is the branch the list goes on with, or leaves at `kept` if it `diverges`; -1 for a first one.
@@ -119,7 +123,7 @@ class CallArrived(_Event, frozen=True, kw_only=True, tag="call_arrived.v1"):
     num_messages: int = 0
 
 
-class CallMapped(_Event, frozen=True, kw_only=True, tag="call_mapped.v1"):
+class CallMapped(LoggedEvent, frozen=True, kw_only=True, tag="call_mapped.v1"):
     """Token ranges of a call's path from position `first_changed` on (0 is the head, the last the tail).
 
     `ends` are their token ends, `keys` the keys of every full chunk from `first_chunk` on. `bytes_per_token`
@@ -140,14 +144,14 @@ class CallMapped(_Event, frozen=True, kw_only=True, tag="call_mapped.v1"):
     bytes_per_token: int = 0
 
 
-class PrefillDone(_Event, frozen=True, kw_only=True, tag="prefill_done.v1"):
+class PrefillDone(LoggedEvent, frozen=True, kw_only=True, tag="prefill_done.v1"):
     """The call's prompt is computed; its list is the context's from now on."""
 
     call_id: str
     attempt: int
 
 
-class CallEnded(_Event, frozen=True, kw_only=True, tag="call_ended.v1"):
+class CallEnded(LoggedEvent, frozen=True, kw_only=True, tag="call_ended.v1"):
     """The call is over. Token counts are the engine's; -1 when it did not say."""
 
     call_id: str
@@ -163,7 +167,7 @@ class CallEnded(_Event, frozen=True, kw_only=True, tag="call_ended.v1"):
     detail: str = ""
 
 
-class GenerationMapped(_Event, frozen=True, kw_only=True, tag="generation_mapped.v1"):
+class GenerationMapped(LoggedEvent, frozen=True, kw_only=True, tag="generation_mapped.v1"):
     """Chunks filled by generated tokens, behind the prompt's tail version `parent`.
 
     A generation that became known after its branch had moved on has `parent` -1: it is dead on arrival and
@@ -180,7 +184,7 @@ class GenerationMapped(_Event, frozen=True, kw_only=True, tag="generation_mapped
     prefix: bytes = b""
 
 
-class BranchOpened(_Event, frozen=True, kw_only=True, tag="branch_opened.v1"):
+class BranchOpened(LoggedEvent, frozen=True, kw_only=True, tag="branch_opened.v1"):
     """A call's list became a branch of its own."""
 
     branch: int
@@ -188,7 +192,7 @@ class BranchOpened(_Event, frozen=True, kw_only=True, tag="branch_opened.v1"):
     attempt: int
 
 
-class BranchAdvanced(_Event, frozen=True, kw_only=True, tag="branch_advanced.v1"):
+class BranchAdvanced(LoggedEvent, frozen=True, kw_only=True, tag="branch_advanced.v1"):
     """A call's list became the branch's list. What it had generated before is doubtful as `leftover`."""
 
     branch: int
@@ -197,27 +201,27 @@ class BranchAdvanced(_Event, frozen=True, kw_only=True, tag="branch_advanced.v1"
     leftover: int = -1
 
 
-class BranchDoubted(_Event, frozen=True, kw_only=True, tag="branch_doubted.v1"):
+class BranchDoubted(LoggedEvent, frozen=True, kw_only=True, tag="branch_doubted.v1"):
     """The context went on elsewhere; nobody said that this branch is over."""
 
     branch: int
     reason: str
 
 
-class BranchRestored(_Event, frozen=True, kw_only=True, tag="branch_restored.v1"):
+class BranchRestored(LoggedEvent, frozen=True, kw_only=True, tag="branch_restored.v1"):
     """A doubted branch came back."""
 
     branch: int
 
 
-class BranchExpired(_Event, frozen=True, kw_only=True, tag="branch_expired.v1"):
+class BranchExpired(LoggedEvent, frozen=True, kw_only=True, tag="branch_expired.v1"):
     """The branch is over; what only it held is dead."""
 
     branch: int
     reason: str
 
 
-class PinSet(_Event, frozen=True, kw_only=True, tag="pin_set.v1"):
+class PinSet(LoggedEvent, frozen=True, kw_only=True, tag="pin_set.v1"):
     """The chain to version `tip` is held until `until_ns`. The same `pin_id` again renews the lease."""
 
     pin_id: str
@@ -228,7 +232,7 @@ class PinSet(_Event, frozen=True, kw_only=True, tag="pin_set.v1"):
     priority: int | None = None
 
 
-class PinMoved(_Event, frozen=True, kw_only=True, tag="pin_moved.v1"):
+class PinMoved(LoggedEvent, frozen=True, kw_only=True, tag="pin_moved.v1"):
     """The pinned message materialised behind a new prefix."""
 
     pin_id: str
@@ -237,21 +241,21 @@ class PinMoved(_Event, frozen=True, kw_only=True, tag="pin_moved.v1"):
     size_bytes: int = 0
 
 
-class PinRefused(_Event, frozen=True, kw_only=True, tag="pin_refused.v1"):
+class PinRefused(LoggedEvent, frozen=True, kw_only=True, tag="pin_refused.v1"):
     """A pin that rode on a call was not granted."""
 
     span: str
     reason: str
 
 
-class PinReleased(_Event, frozen=True, kw_only=True, tag="pin_released.v1"):
+class PinReleased(LoggedEvent, frozen=True, kw_only=True, tag="pin_released.v1"):
     """The hold ended."""
 
     pin_id: str
     reason: str
 
 
-class WaitDeclared(_Event, frozen=True, kw_only=True, tag="wait_declared.v1"):
+class WaitDeclared(LoggedEvent, frozen=True, kw_only=True, tag="wait_declared.v1"):
     """The agent said what it waits for; `eta` in seconds."""
 
     kind: WaitKind
@@ -259,11 +263,11 @@ class WaitDeclared(_Event, frozen=True, kw_only=True, tag="wait_declared.v1"):
     eta: float | None = None
 
 
-class ContextResumed(_Event, frozen=True, kw_only=True, tag="context_resumed.v1"):
+class ContextResumed(LoggedEvent, frozen=True, kw_only=True, tag="context_resumed.v1"):
     """The agent said that the wait is over."""
 
 
-class OutcomeDeclared(_Event, frozen=True, kw_only=True, tag="outcome_declared.v1"):
+class OutcomeDeclared(LoggedEvent, frozen=True, kw_only=True, tag="outcome_declared.v1"):
     """The agent said what became of the work that `[start, end)` stood for."""
 
     start: int
@@ -271,27 +275,27 @@ class OutcomeDeclared(_Event, frozen=True, kw_only=True, tag="outcome_declared.v
     result: OutcomeResult
 
 
-class TrackingGapOpened(_Event, frozen=True, kw_only=True, tag="tracking_gap_opened.v1"):
+class TrackingGapOpened(LoggedEvent, frozen=True, kw_only=True, tag="tracking_gap_opened.v1"):
     """Something is missing: calls go on, nothing of this context expires until a full render healed it."""
 
     reason: str
 
 
-class TrackingGapHealed(_Event, frozen=True, kw_only=True, tag="tracking_gap_healed.v1"):
+class TrackingGapHealed(LoggedEvent, frozen=True, kw_only=True, tag="tracking_gap_healed.v1"):
     """A full render showed the whole list."""
 
 
-class ContextUnmapped(_Event, frozen=True, kw_only=True, tag="context_unmapped.v1"):
+class ContextUnmapped(LoggedEvent, frozen=True, kw_only=True, tag="context_unmapped.v1"):
     """The context's tokens are not known, or not the cache's own."""
 
     reason: str
 
 
-class ContextVerified(_Event, frozen=True, kw_only=True, tag="context_verified.v1"):
+class ContextVerified(LoggedEvent, frozen=True, kw_only=True, tag="context_verified.v1"):
     """The cache itself showed the keys computed for a call."""
 
 
-class CallVerified(_Event, frozen=True, kw_only=True, tag="call_verified.v1"):
+class CallVerified(LoggedEvent, frozen=True, kw_only=True, tag="call_verified.v1"):
     """The cache was asked for what a call may have stored of its prompt: it has shown `num_shown` of
     `num_chunks` chunks, now or before."""
 
@@ -301,74 +305,10 @@ class CallVerified(_Event, frozen=True, kw_only=True, tag="call_verified.v1"):
     num_shown: int
 
 
-class ContextClosed(_Event, frozen=True, kw_only=True, tag="context_closed.v1"):
+class ContextClosed(LoggedEvent, frozen=True, kw_only=True, tag="context_closed.v1"):
     """The context is over; only pins hold what they hold."""
 
     reason: str
-
-
-# -- one KV namespace's stream ----------------------------------------------------------------------------
-
-
-class ChunksConfirmed(_Event, frozen=True, kw_only=True, tag="chunks_confirmed.v1"):
-    """The cache showed these keys. `stored` says that it reported the store during a call of ours."""
-
-    namespace: Namespace
-    keys: bytes
-    tiers: tuple[Tier, ...]
-    stored: bool = False
-
-
-class ChunksGone(_Event, frozen=True, kw_only=True, tag="chunks_gone.v1"):
-    """The cache no longer shows these keys in any tier."""
-
-    namespace: Namespace
-    keys: bytes
-    reason: str = ""
-
-
-class UntrackedForwarded(_Event, frozen=True, kw_only=True, tag="untracked_forwarded.v1"):
-    """Inference went to this model and salt without being tracked: the chunks there are not ours alone."""
-
-    namespace: Namespace
-    reason: str
-
-
-class HarmBudgetExceeded(_Event, frozen=True, kw_only=True, tag="harm_budget_exceeded.v1"):
-    """Too much that we removed was needed again: this model and tenant only observe until rearmed.
-
-    `regretted_tokens` against `prompt_tokens` of the last `window_seconds`, of which `allowed_tokens` would
-    have been within the budget. `namespace` names the model only.
-    """
-
-    namespace: Namespace
-    tenant: str
-    regretted_tokens: int
-    prompt_tokens: int
-    allowed_tokens: int
-    window_seconds: float
-
-
-class EnforcementRearmed(_Event, frozen=True, kw_only=True, tag="enforcement_rearmed.v1"):
-    """An operator set enforce again for a model and tenant whose harm budget had been exceeded."""
-
-    namespace: Namespace
-    tenant: str
-
-
-class DirectiveProposed(_Event, frozen=True, kw_only=True, tag="directive_proposed.v1"):
-    """The plan asks for this. `as_of` is the log position it was decided at."""
-
-    directive: Directive
-    as_of: int
-
-
-class DirectiveSettled(_Event, frozen=True, kw_only=True, tag="directive_settled.v1"):
-    """What became of it."""
-
-    directive_id: str
-    namespace: Namespace
-    result: DirectiveResult
 
 
 ContextEvent: TypeAlias = (
@@ -402,16 +342,6 @@ ContextEvent: TypeAlias = (
     | ContextVerified
     | CallVerified
     | ContextClosed
-)
-
-NamespaceEvent: TypeAlias = (
-    ChunksConfirmed
-    | ChunksGone
-    | UntrackedForwarded
-    | HarmBudgetExceeded
-    | EnforcementRearmed
-    | DirectiveProposed
-    | DirectiveSettled
 )
 
 Event: TypeAlias = ContextEvent | NamespaceEvent

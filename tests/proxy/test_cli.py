@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import jsonschema
@@ -142,3 +143,33 @@ async def test_the_schema_is_printed(tmp_path: Path) -> None:
     status, said = await run(tmp_path, "config-schema")
     assert status == 0
     jsonschema.Draft202012Validator.check_schema(json.loads(said))
+
+
+async def test_the_report_is_asked_of_the_running_proxy(tmp_path: Path) -> None:
+    path = str(write_model(tmp_path / "model"))
+    async with ScriptedUpstream(ToyEngine(FakeCache()).script) as engine:
+        arguments = ("--upstream", engine.url, "--model-path", path)
+        async with (
+            served(tmp_path, *arguments) as (data, admin),
+            httpx.AsyncClient(timeout=SECONDS) as client,
+        ):
+            body = {"model": NAME, "messages": [user("hi")]}
+            await client.post(
+                f"{data}/v1/chat/completions", json=body, headers=lifecycle(ctx="a", agent="coder")
+            )
+            document: dict[str, Any] = {}
+            async with asyncio.timeout(SECONDS):
+                while not document.get("groups", {}).get("coder", {}).get("calls"):
+                    asked = ("report", "--since", "1h", "--by", "agent", "--json", "--admin", admin)
+                    status, said = await run(tmp_path, *asked)
+                    assert status == 0, said
+                    document = json.loads(said)
+            assert document["total"]["prompt_tokens"] > 0
+            status, said = await run(tmp_path, "report", "--by", "agent", "--admin", admin)
+            assert status == 0
+            assert "Asked for 1 d 0 h, covers" in said
+            assert re.search(r"coder\W+1\b", said)
+            assert "not enough data" in said
+            status, said = await run(tmp_path, "report", "--since", "soon", "--admin", admin)
+            assert status == 2
+            assert "a span like 90s, 15m, 24h or 7d is expected" in said

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lifecycle.core import events
+from lifecycle.core.namespace_events import LoggedEvent
 from lifecycle.store.codec import decode, encode
 from tests.lifecycle.core.event_examples import EVENT_TYPES, full, strategy, tag
 from tests.lifecycle.core.golden_events import current_lines, golden_lines
@@ -18,7 +19,7 @@ def test_every_event_type_is_in_the_union() -> None:
     declared = {
         member
         for member in vars(events).values()
-        if isinstance(member, type) and issubclass(member, events._Event) and member is not events._Event
+        if isinstance(member, type) and issubclass(member, LoggedEvent) and member is not LoggedEvent
     }
     assert declared == set(EVENT_TYPES)
 
