@@ -66,6 +66,13 @@ class EmbeddedEngine:
         self._port = 0
 
     @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer together: what engine, model and HBM allow."""
+        config = self.options.engine
+        room = config.num_blocks * config.block_tokens
+        return min(config.max_model_len, self.tokenizer.context_tokens, room)
+
+    @property
     def url(self) -> str:
         """The HTTP surface, without a trailing slash."""
         return f"http://{LOOPBACK}:{self._port}"
@@ -98,6 +105,7 @@ class EmbeddedEngine:
             options.model_name,
             options.model_path,
             options.save_generated,
+            self.max_model_len,
         )
 
 

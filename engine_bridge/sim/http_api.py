@@ -39,6 +39,7 @@ class EngineApi:
         model_name: str,
         root: str,
         save_generated: bool,
+        max_model_len: int,
     ) -> None:
         self._runner = runner
         self._tokenizer = tokenizer
@@ -46,6 +47,7 @@ class EngineApi:
         self._model_name = model_name
         self._root = root
         self._save_generated = save_generated
+        self._max_model_len = max_model_len
         self._started = self._now()
 
     def app(self) -> FastAPI:
@@ -207,10 +209,6 @@ class EngineApi:
         if model is not None and model != self._model_name:
             raise Refused(f"The model `{model}` does not exist.", "model", 404)
         return body
-
-    @property
-    def _max_model_len(self) -> int:
-        return self._runner.engine.config.max_model_len
 
     def _now(self) -> int:
         return self._runner.clock.now_ns() // NANOSECONDS

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from engine_bridge.cache_events import BlocksStored, EventSubscriber
@@ -47,6 +48,21 @@ async def test_without_saving_what_is_generated_only_prompts_are_stored() -> Non
             (await http.post("/v1/completions", json=BODY)).raise_for_status()
         assert engine.runner.stats().tokens.completion_tokens == 40
         assert engine.runner.stats().tiers[Tier.L1].num_chunks <= 1
+
+
+async def test_a_prompt_that_does_not_fit_into_hbm_is_too_long() -> None:
+    small = msgspec.structs.replace(INSTANT, hbm_bytes=64 * 16 * INSTANT.bytes_per_token)
+    async with EmbeddedEngine(EmbeddedOptions(engine=EngineConfig(hardware=small))) as engine:
+        async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as http:
+            [card] = (await http.get("/v1/models")).json()["data"]
+            refused = await http.post("/v1/completions", json={"prompt": [1] * 1024})
+            fits = await http.post(
+                "/v1/completions", json={"prompt": [1] * 1000, "max_tokens": 500, "ignore_eos": True}
+            )
+        assert card["max_model_len"] == 1024
+        assert refused.status_code == 400
+        assert "maximum context length is 1024" in refused.json()["error"]["message"]
+        assert fits.json()["usage"]["completion_tokens"] == 24
 
 
 async def test_it_ends_with_its_block() -> None:
