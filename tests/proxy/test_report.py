@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from lifecycle.core.events import CallArrived, EnforcementRearmed, HarmBudgetExceeded
 from lifecycle.core.ids import KEY_BYTES
+from lifecycle.projections.report import Report
+from lifecycle.projections.report_harm import HarmBudget
 from lifecycle.vocabulary import Arm, DirectiveOutcome, Mode
 from proxy.config import HarmConfig
 from tests.proxy.toy_model import CHUNK, NAME
@@ -135,6 +138,12 @@ async def test_a_wrong_client_loses_control_until_an_operator_gives_it_back(tmp_
         await edit_and_come_back(it, "five", DirectiveOutcome.APPLIED)
         assert (await report(it))["problems"] == []
         assert len(await it.events(HarmBudgetExceeded)) == len(await it.events(EnforcementRearmed)) == 1
+        told = Report(HarmBudget(**msgspec.structs.asdict(TIGHT)))
+        while told.position < it.runtime.reporting.report.position:
+            for recorded in (await it.recorded())[told.position :]:
+                told.apply(recorded)
+        now_ns = it.runtime.clock.now_ns()
+        assert told.digest(now_ns) == it.runtime.reporting.report.digest(now_ns)
 
 
 async def test_calls_of_the_holdout_are_told_apart(tmp_path: Path) -> None:

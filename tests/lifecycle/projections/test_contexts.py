@@ -9,13 +9,15 @@ from lifecycle.core.events import (
     ContextCreated,
     DirectiveProposed,
     DirectiveSettled,
+    EnforcementRearmed,
     Event,
+    HarmBudgetExceeded,
     RecordedEvent,
 )
 from lifecycle.core.ids import ContextKey, Namespace
 from lifecycle.core.observations import OperationReceived, PinsDropped, PinSpan
 from lifecycle.errors import CorruptLog
-from lifecycle.projections.contexts import NUM_CLOSED_KEPT, Contexts
+from lifecycle.projections.contexts import NUM_CLOSED_KEPT, Contexts, Held
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import DirectiveOutcome, IdentityRung
@@ -110,3 +112,28 @@ def test_closed_contexts_are_forgotten_oldest_first_and_never_open_ones() -> Non
     assert len(contexts.states) == NUM_CLOSED_KEPT + 1
     assert len(contexts.stream_versions) == len(contexts.states)
     assert contexts.find(ContextKey("t", "000001"), NAMESPACE) is None
+
+
+async def test_who_lost_control_stays_so_until_rearmed_also_through_a_snapshot(tracker: Tracker) -> None:
+    exceeded = {
+        tenant: HarmBudgetExceeded(
+            at_ns=tracker.clock.now_ns(),
+            namespace=Namespace("m"),
+            tenant=tenant,
+            regretted_tokens=5_000,
+            prompt_tokens=10_000,
+            allowed_tokens=1_000,
+            window_seconds=3600.0,
+        )
+        for tenant in ("one", "two")
+    }
+    for event in exceeded.values():
+        await tracker.record(event.namespace, [event])
+    assert tracker.contexts.demotions == {("m", tenant): event for tenant, event in exceeded.items()}
+    rearmed = EnforcementRearmed(at_ns=tracker.clock.now_ns(), namespace=Namespace("m"), tenant="one")
+    await tracker.record(rearmed.namespace, [rearmed])
+    assert tracker.contexts.demotions == {("m", "two"): exceeded["two"]}
+    contexts, again = tracker.contexts, Contexts()
+    held = msgspec.msgpack.decode(msgspec.msgpack.encode(contexts.held()), type=Held)
+    again.hold(contexts.position, {}, [], contexts.stream_versions, held, contexts.index)
+    assert again.demotions == contexts.demotions
