@@ -8,12 +8,11 @@ and nobody who reads it needs them any more.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 
 import structlog
 
-from lifecycle.errors import LogUnavailable
-from lifecycle.ports import EventLog, SnapshotStore
+from lifecycle.errors import LifecycleError
+from lifecycle.ports import EventLog, SnapshotStore, StoredSnapshot
 from lifecycle.projections.index_facts import Mismatch
 from lifecycle.snapshots import (
     Capture,
@@ -36,6 +35,11 @@ RUNS_PER_EVENT = 8
 costs grows with them too, so it stays a small part of what the events themselves cost."""
 
 LOOK_SECONDS = 5.0
+MAX_PAUSE_SECONDS = 300.0
+"""Longest pause after failures."""
+
+LAST_SECONDS = 5.0
+
 SLICE_SECONDS = 0.001
 """Work between two breaths of the event loop."""
 
@@ -55,31 +59,23 @@ Reader = Callable[[], Awaitable[int | None]]
 class LogKeeper:
     """One loop for one log, of the only process that snapshots and trims it.
 
-    `readers` are whoever must have read an event before it is trimmed. `start` begins the tracker, so that
-    the parts of the snapshot it began with are not written again.
+    `readers` are whoever must have read an event before it is trimmed. Events are kept as long as the tracker
+    keeps closed contexts.
     """
 
-    def __init__(
-        self,
-        tracker: Tracker,
-        event_log: EventLog,
-        snapshots: SnapshotStore,
-        retention_seconds: float,
-        readers: Sequence[Reader] = (),
-    ) -> None:
+    def __init__(self, tracker: Tracker, event_log: EventLog, readers: Sequence[Reader] = ()) -> None:
         self.problem = ""
-        """Why the last attempt came to nothing; empty if it did not."""
+        """Why the last attempt came to nothing, empty if it did not. Neither calls nor control suffer."""
         self.num_failures = 0
         self.size_bytes = 0
         """Bytes that the last snapshot wrote."""
         self.taken_ns = 0
         """When the last snapshot of this process was taken; 0 before the first."""
         self.first_position = 1
-        self._tracker = tracker
+        self.tracker = tracker
         self._log = event_log
-        self._snapshots = snapshots
-        self._retention_ns = int(retention_seconds * 1e9)
-        self._readers = list(readers)
+        self._snapshots: SnapshotStore | None = None
+        self._readers = readers
         self._newest: tuple[int, frozenset[str]] | None = None
         self._older: int | None = None
         self._old = 0
@@ -91,41 +87,50 @@ class LogKeeper:
         """Position of the newest snapshot, 0 without one."""
         return self._newest[0] if self._newest is not None else 0
 
-    def add_reader(self, reader: Reader) -> None:
-        """From now on nothing is trimmed that `reader` has not dealt with."""
-        self._readers.append(reader)
+    async def start(self, snapshots: SnapshotStore) -> None:
+        """Start the tracker from the newest of `snapshots` that can be read, and keep later ones there.
 
-    async def start(self) -> None:
-        """Start the tracker from the newest snapshot that can be read. Raises as `Tracker.start`."""
-        manifest = await self._tracker.start(self._snapshots)
+        Raises as `Tracker.start`.
+        """
+        manifest = await self.tracker.start(snapshots)
         if manifest is not None:
             self._newest = (manifest.position, frozenset(manifest.parts()))
-            self._older = await self._readable_before(manifest.position)
+            for snapshot in await snapshots.newest_first():
+                if snapshot.position < manifest.position and _readable(snapshot):
+                    self._older = snapshot.position
+                    break
         self.first_position = await self._log.first_position()
-
-    async def _readable_before(self, position: int) -> int | None:
-        for snapshot in await self._snapshots.newest_first():
-            if snapshot.position < position:
-                with suppress(Unreadable):
-                    return read_manifest(snapshot).position
-        return None
+        self._snapshots = snapshots
 
     async def run(self) -> None:
-        """Until cancelled. Whatever fails is tried again; it never ends the loop."""
+        """Until cancelled. Whatever fails is tried again, ever more rarely; it never ends the loop."""
+        pause = LOOK_SECONDS
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(pause)
             try:
                 if self._due():
                     await self.snapshot()
                 await self.trim()
-                self.problem = ""
-            except (LogUnavailable, Mismatch) as error:
+            except (LifecycleError, Mismatch) as error:
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
                 self.num_failures += 1
-                self.problem = f"the event log is not kept short: {error}"
+                self.problem = (
+                    f"the event log grows, for it has no new snapshot or cannot be trimmed: {error}"
+                )
                 log.warning("snapshot or trim failed", error=str(error))
+            else:
+                self.problem, pause = "", LOOK_SECONDS
+
+    async def close(self) -> None:
+        """Write a last snapshot, if `LAST_SECONDS` are enough for it: the next start is faster then."""
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                await self.snapshot(in_a_hurry=True)
+        except (LifecycleError, Mismatch, TimeoutError) as error:
+            log.warning("no last snapshot: the next start reads more of the log", error=repr(error))
 
     def _due(self) -> bool:
-        contexts = self._tracker.contexts
+        contexts = self.tracker.contexts
         num_runs = sum(contexts.index.stats(n).runs for n in contexts.index.namespaces())
         return contexts.position - self.position >= max(MIN_EVENTS, num_runs // RUNS_PER_EVENT)
 
@@ -136,25 +141,28 @@ class LogKeeper:
         books contradict themselves.
         """
         async with self._busy:
-            if self._tracker.contexts.position == self.position:
+            store = self._snapshots
+            if store is None or self.tracker.contexts.position == self.position:
                 return
             capture = await self._captured()
             newest, known = self._newest or (None, frozenset[str]())
-            manifest = await self._written(capture, known, 0.0 if in_a_hurry else REST_PER_SLICE)
+            manifest = await self._written(store, capture, known, 0.0 if in_a_hurry else REST_PER_SLICE)
             names = frozenset(manifest.parts())
-            await self._snapshots.commit(stored(manifest), newest, names | known)
+            await store.commit(stored(manifest), newest, names | known)
             self._newest, self._older = (manifest.position, names), newest
-            self.taken_ns = self._tracker.clock.now_ns()
+            self.taken_ns = self.tracker.clock.now_ns()
 
     async def _captured(self) -> Capture:
-        async with self._tracker.at_rest() as contexts:
+        async with self.tracker.at_rest() as contexts:
             for step in captured(contexts):
                 if step is not None:
                     return step
                 await asyncio.sleep(0)
         raise Mismatch("the books cannot be captured")
 
-    async def _written(self, capture: Capture, known: frozenset[str], rest: float) -> Manifest:
+    async def _written(
+        self, store: SnapshotStore, capture: Capture, known: frozenset[str], rest: float
+    ) -> Manifest:
         """Write the parts that are not known; answers the manifest, which is not written yet."""
         clock = asyncio.get_running_loop().time
         batch: dict[str, bytes] = {}
@@ -162,14 +170,14 @@ class LogKeeper:
         began = clock()
         for step in encoded(capture, known):
             if isinstance(step, Manifest):
-                await self._snapshots.put(batch)
+                await store.put(batch)
                 return step
             if step is not None:
                 name, content = step
                 batch[name] = content
                 num_bytes += len(content)
             if num_bytes >= PUT_BYTES:
-                await self._snapshots.put(batch)
+                await store.put(batch)
                 self.size_bytes += num_bytes
                 batch, num_bytes, began = {}, 0, clock()
             elif (took := clock() - began) >= SLICE_SECONDS:
@@ -189,7 +197,7 @@ class LogKeeper:
         through = min(through, await self._old_through(first, through))
         if through < first:
             return
-        streams = frozenset(self._tracker.contexts.stream_versions)
+        streams = frozenset(self.tracker.contexts.stream_versions)
         async with self._busy:
             while (now_first := await self._log.trim(through, streams)) != first:
                 first = now_first
@@ -197,7 +205,7 @@ class LogKeeper:
 
     async def _old_through(self, first: int, through: int) -> int:
         """Position up to which every event is older than the retention, as far as `through` and a look go."""
-        until_ns = self._tracker.clock.now_ns() - self._retention_ns
+        until_ns = self.tracker.clock.now_ns() - int(self.tracker.retention_seconds * 1e9)
         self._old = max(self._old, first - 1)
         if self._old >= through or self._next_ns > until_ns:
             return self._old
@@ -210,3 +218,11 @@ class LogKeeper:
             if self._old >= stop:
                 break
         return self._old
+
+
+def _readable(snapshot: StoredSnapshot) -> bool:
+    try:
+        read_manifest(snapshot)
+    except Unreadable:
+        return False
+    return True

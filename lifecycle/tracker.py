@@ -60,7 +60,7 @@ class Tracker:
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
         self._unread = True
-        self._retention_seconds = retention_seconds
+        self.retention_seconds = retention_seconds
         self._applying = asyncio.Event()
         self._applying.set()
 
@@ -81,7 +81,7 @@ class Tracker:
         first, manifest = await self._log.first_position(), None
         if snapshots is not None and not self.contexts.position:
             head = await self._log.head()
-            usable = await newest_usable(snapshots, first, head, lambda: Contexts(self._retention_seconds))
+            usable = await newest_usable(snapshots, first, head, lambda: Contexts(self.retention_seconds))
             if usable is not None:
                 self.contexts, manifest = usable
         if self.contexts.position < first - 1:

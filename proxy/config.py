@@ -143,6 +143,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_url: Annotated[
         str, _doc("The event log: `sqlite:///path`, `redis://host/0?prefix=kvtether`, or `memory:`.")
     ] = "sqlite:///kvtether.db"
+    retention_hours: Annotated[
+        float,
+        _doc(
+            "How long events, closed contexts and settled directives are kept. The event log is trimmed of "
+            "what is older.",
+            ge=1,
+            le=87_600,
+        ),
+    ] = 24.0
     plan_wait_seconds: Annotated[
         float, _doc("Longest time that a call waits for its plan in enforce.", ge=0, le=1)
     ] = 0.005

@@ -81,13 +81,13 @@ async def _log(config: Config) -> Finding:
     if config.log_url == MEMORY_LOG:
         return Finding("event log", True, "in memory: what is known is lost with the process")
     try:
-        event_log, _, place, _ = await open_log(config.log_url)
+        opened = await open_log(config.log_url)
     except LifecycleError as error:
         return Finding("event log", False, str(error))
     try:
-        return Finding("event log", True, f"{place}, {await event_log.head()} events")
+        return Finding("event log", True, f"{opened.place}, {await opened.event_log.head()} events")
     finally:
-        await event_log.close()
+        await opened.event_log.close()
 
 
 def _listen(endpoint: str) -> asyncio.Task[None] | None:

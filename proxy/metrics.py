@@ -18,6 +18,7 @@ from lifecycle.core.events import (
     RecordedEvent,
 )
 from lifecycle.core.ids import KEY_BYTES
+from lifecycle.log_keeper import LogKeeper
 from lifecycle.tracker import Tracker
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120)
@@ -55,6 +56,22 @@ class Metrics:
     def render(self) -> bytes:
         """The text exposition."""
         return generate_latest(self.registry)
+
+    def show_log(self, keeper: LogKeeper) -> None:
+        """Show what the log and its snapshots take."""
+
+        def sample() -> Iterable[GaugeMetricFamily]:
+            position = self._tracker.contexts.position
+            yield _gauge("log_events", "Events that the log holds.", position + 1 - keeper.first_position)
+            yield _gauge("log_first_position", "Position of its first event.", keeper.first_position)
+            yield _gauge("snapshot_lag_events", "Events since the last snapshot.", position - keeper.position)
+            yield _gauge("snapshot_bytes", "Bytes that the last snapshot wrote.", keeper.size_bytes)
+            yield _gauge("snapshot_failures", "Snapshots and trims that failed.", keeper.num_failures)
+            if keeper.taken_ns:
+                age = (self._tracker.clock.now_ns() - keeper.taken_ns) / 1e9
+                yield _gauge("snapshot_age_seconds", "Time since the last snapshot.", age)
+
+        self.registry.register(_Sample(sample))
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"kvtether_{name}", text, labels, registry=self.registry)

@@ -18,6 +18,7 @@ from engine_bridge.placement_watch import PlacementWatch
 from engine_bridge.verifier import Verifier
 from lifecycle.core.ids import Namespace
 from lifecycle.errors import LifecycleError
+from lifecycle.log_keeper import LogKeeper
 from lifecycle.ports import CacheControl, SelfTest
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.store.late import LateEventLog
@@ -94,7 +95,7 @@ class Runtime:
         self._profiles: dict[str, ModelProfile] = {}
         self.cache = cache or cache_driver(config, self._tokenize if config.models else None)
         self.blocks = CallBlocks()
-        self.tracker = Tracker(self.event_log, self.clock)
+        self.tracker = Tracker(self.event_log, self.clock, config.retention_hours * 3600)
         self.reclaimer = Reclaimer(
             self.tracker,
             self.cache,
@@ -130,6 +131,8 @@ class Runtime:
         )
         self.placement = PlacementWatch(self.tracker, self.cache)
         self.metrics = Metrics(self.tracker)
+        self.log_keeper = LogKeeper(self.tracker, self.event_log)
+        self.metrics.show_log(self.log_keeper)
         self.holds = HoldWatch(
             self.cache,
             self.tracker,
@@ -149,7 +152,7 @@ class Runtime:
         )
         self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
         self.following = Following(
-            config.log_url, opener, self.event_log, self.tracker, self.hasher, self.holds, self.modes
+            config.log_url, opener, self.event_log, self.log_keeper, self.hasher, self.holds, self.modes
         )
         self.reporting = ReportKeeper(
             self.tracker,
@@ -372,6 +375,7 @@ async def open_runtime(
         tasks = await stack.enter_async_context(owned_tasks())
         runtime = Runtime(config, tasks, cache, opener)
         resources.push_async_callback(runtime.event_log.close)
+        resources.push_async_callback(runtime.log_keeper.close)
         resources.push_async_callback(runtime.cache.close)
         resources.push_async_callback(runtime.upstream.close)
         resources.push_async_callback(runtime.close_models)
@@ -385,6 +389,7 @@ async def open_runtime(
             runtime.reclaim,
             runtime.keep_pins,
             runtime.watch_holds,
+            runtime.log_keeper.run,
             runtime.watch_placement,
             runtime.reporting.run,
             runtime.reporting.look,

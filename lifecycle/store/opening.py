@@ -4,12 +4,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from lifecycle.ports import EventLog
+from lifecycle.ports import EventLog, SnapshotStore
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.store.pin_vault import PinVault
 from lifecycle.store.redis_settings import RedisSettings
 from lifecycle.store.redis_streams import RedisEventLog
 from lifecycle.store.settings import SqlSettings
+from lifecycle.store.snapshots import MemorySnapshots, RedisSnapshots, SqlSnapshots
 from lifecycle.store.sql import SqlEventLog
 
 MEMORY_LOG = "memory:"
@@ -29,6 +30,7 @@ class OpenLog(NamedTuple):
 
     event_log: EventLog
     settings: Settings
+    snapshots: SnapshotStore
     place: str
     open_vault: Callable[[], Awaitable[PinVault]] | None = None
 
@@ -46,9 +48,11 @@ async def open_log(url: str) -> OpenLog:
     Raises `ValueError` for another kind of URL, `LogUnavailable` and `CorruptLog` as the adapters do.
     """
     if url == MEMORY_LOG:
-        return OpenLog(MemoryEventLog(), _NoSettings(), "memory")
+        return OpenLog(MemoryEventLog(), _NoSettings(), MemorySnapshots(), "memory")
     if url.startswith(("redis://", "rediss://")):
         redis = await RedisEventLog.open(url)
-        return OpenLog(redis, RedisSettings(redis.server), redis.server.place)
+        server = redis.server
+        return OpenLog(redis, RedisSettings(server), RedisSnapshots(server), server.place)
     sql = await SqlEventLog.open(url)
-    return OpenLog(sql, SqlSettings(sql.engine), url, partial(PinVault.open, sql.engine))
+    engine = sql.engine
+    return OpenLog(sql, SqlSettings(engine), SqlSnapshots(engine), url, partial(PinVault.open, engine))

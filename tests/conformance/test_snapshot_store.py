@@ -100,7 +100,7 @@ async def test_a_restart_finds_them(store: SnapshotStore, connect: Connect) -> N
 async def test_lives_go_on_from_a_snapshot_on_a_trimmed_log(connect: Connect) -> None:
     log, store = await connect()
     it = RandomBooks(log, store, seed=5)
-    await it.keeper.start()
+    await it.start()
     for step in busy(5, 160):
         await it.step(step)
     assert await log.first_position() > 1

@@ -10,6 +10,8 @@ from lifecycle.core.events import (
     ChunksGone,
     DirectiveProposed,
     DirectiveSettled,
+    EnforcementRearmed,
+    HarmBudgetExceeded,
     NamespaceEvent,
     RecordedEvent,
     UntrackedForwarded,
@@ -34,7 +36,20 @@ OUTCOMES = tuple(DirectiveOutcome)
 PAUSES = (0.5, 5, 31, 61, 121, 1000, 3700, 8000)
 OPERATIONS = (
     *("open", "fork", "call", "call", "call", "call", "arrive", "map", "abort", "pin", "replace", "close"),
-    *("show", "store", "store", "gone", "untracked", "unverified", "plan", "plan", "settle", "settle"),
+    *(
+        "show",
+        "store",
+        "store",
+        "gone",
+        "untracked",
+        "unverified",
+        "harm",
+        "rearm",
+        "plan",
+        "plan",
+        "settle",
+        "settle",
+    ),
     *("wait", "wait"),
 )
 
@@ -72,8 +87,9 @@ class RandomBooks:
         self.rng = random.Random(seed)
         self.clock = ManualClock()
         self.log = log
+        self.snapshots = snapshots
         self.tracker = Tracker(log, self.clock, RETENTION_SECONDS)
-        self.keeper = LogKeeper(self.tracker, log, snapshots, RETENTION_SECONDS)
+        self.keeper = LogKeeper(self.tracker, log)
         self.tracker.listeners.append(self._heard)
         self.recorded: list[RecordedEvent] = []
         self.agents: list[Agent] = []
@@ -82,6 +98,10 @@ class RandomBooks:
 
     def _heard(self, batch: Sequence[RecordedEvent]) -> None:
         self.recorded.extend(batch)
+
+    async def start(self) -> "RandomBooks":
+        await self.keeper.start(self.snapshots)
+        return self
 
     def fresh(self, prefix: str) -> str:
         self.serial += 1
@@ -172,6 +192,18 @@ class RandomBooks:
                 )
         elif operation == "untracked" and self.rng.random() < 0.2:
             event = UntrackedForwarded(at_ns=now, namespace=namespace, reason="embeddings")
+        elif operation == "harm":
+            event = HarmBudgetExceeded(
+                at_ns=now,
+                namespace=namespace,
+                tenant="t",
+                regretted_tokens=9,
+                prompt_tokens=9,
+                allowed_tokens=0,
+                window_seconds=60.0,
+            )
+        elif operation == "rearm":
+            event = EnforcementRearmed(at_ns=now, namespace=namespace, tenant="t")
         elif operation == "plan":
             contexts = self.tracker.contexts
             directive = plan_reclaim(contexts.index, namespace, now, contexts.position, self.fresh("d"), bool)

@@ -35,7 +35,7 @@ async def lived(seed: int, steps: Iterable[str]) -> tuple[RandomBooks, MemorySna
     """A life with snapshots and trims, each of which is a chance to be wrong."""
     log, snapshots = MemoryEventLog(), MemorySnapshots()
     it = RandomBooks(log, snapshots, seed)
-    await it.keeper.start()
+    await it.start()
     for step in steps:
         await it.step(step)
     return it, snapshots

@@ -23,7 +23,7 @@ async def with_two_snapshots(seed: int = 1) -> tuple[RandomBooks, MemorySnapshot
     """Books with a snapshot in the middle of their life and one before the end."""
     snapshots = MemorySnapshots()
     it = RandomBooks(MemoryEventLog(), snapshots, seed)
-    await it.keeper.start()
+    await it.start()
     for steps in (STEPS, ("snapshot",), STEPS, ("snapshot",), STEPS):
         for step in steps:
             await it.step(step)
@@ -146,7 +146,7 @@ class WatchedSnapshots(MemorySnapshots):
 async def test_what_did_not_change_is_not_written_again() -> None:
     snapshots = WatchedSnapshots()
     it = RandomBooks(MemoryEventLog(), snapshots, seed=1)
-    await it.keeper.start()
+    await it.start()
     for step in (*STEPS, "snapshot"):
         await it.step(step)
     assert len({n for n in snapshots.written if "/context/" in n}) == len(it.tracker.contexts.states) > 2

@@ -10,6 +10,7 @@ from lifecycle.core.events import RecordedEvent
 from lifecycle.errors import LogUnavailable
 from lifecycle.store.late import LateEventLog
 from lifecycle.store.opening import OpenLog, open_log
+from lifecycle.store.snapshots import MemorySnapshots
 from lifecycle.vocabulary import DirectiveOutcome
 from proxy.app import serving
 from tests.lifecycle.fake_cache import FakeCache
@@ -104,7 +105,7 @@ async def test_a_reading_that_breaks_off_is_taken_up_where_it_broke(tmp_path: Pa
 
     async def opener(url: str) -> OpenLog:
         opened = await open_log(url)
-        return opened._replace(event_log=BreaksOff(opened, readings))
+        return opened._replace(event_log=BreaksOff(opened, readings), snapshots=MemorySnapshots())
 
     async with ScriptedUpstream(ToyEngine(FakeCache()).script) as engine:
         config = configured(tmp_path, engine.url, log_url=log_url)

@@ -27,6 +27,11 @@ NAMED = {
     "kvtether_pins_held",
     "kvtether_log_position",
     "kvtether_log_degraded",
+    "kvtether_log_events",
+    "kvtether_log_first_position",
+    "kvtether_snapshot_lag_events",
+    "kvtether_snapshot_bytes",
+    "kvtether_snapshot_failures",
     "kvtether_chunks_live",
     "kvtether_chunks_dead",
 }
