@@ -24,6 +24,9 @@ from proxy.models import MappedModel
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 1.0
+LOOK_AGAIN_SECONDS = 1.0
+"""How often pins that were not sent are looked at: what stood against them ends without an event."""
+
 SETTLE_SECONDS = 5.0
 
 
@@ -55,6 +58,7 @@ class PinKeeper:
         self._models = models
         self._holds_changed = holds_changed
         self._asked: dict[str, ContextState] = {}
+        self._not_sent: set[str] = set()
         self._changed: dict[str, None] = {}
         self._current = ""
         self._wake = asyncio.Event()
@@ -84,7 +88,19 @@ class PinKeeper:
                 self._reclaimer.wake()
             self._wake.clear()
             self._idle.set()
-            await self._wake.wait()
+            await self._news()
+
+    async def _news(self) -> None:
+        """Until a context's pins changed, or those that were not sent may be sent now."""
+        while not self._changed:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_SECONDS if self._not_sent else None):
+                    await self._wake.wait()
+            self._changed |= {uid: None for uid in sorted(self._not_sent) if self._may_send(uid)}
+
+    def _may_send(self, uid: str) -> bool:
+        state = self._tracker.contexts.states.get(uid)
+        return state is None or not self._suppression(uid, state.namespace)
 
     async def settled(self) -> None:
         """Until every change was told to the cache, as far as that takes no longer than `SETTLE_SECONDS`."""
@@ -98,18 +114,23 @@ class PinKeeper:
 
     async def _bring_in_line(self, uid: str) -> None:
         state = self._tracker.contexts.states.get(uid)
-        if state is None:
+        if state is None or (uid in self._not_sent and self._may_send(uid)):
             self._asked.pop(uid, None)
+            self._not_sent.discard(uid)
+        if state is None:
             return
         for directive in plan_pins(self._asked.get(uid), state, partial(self._ids.new, "d")):
             await self._reclaimer.propose(directive)
             suppressed = self._suppression(uid, state.namespace)
+            if suppressed:
+                self._not_sent.add(uid)
             await self._reclaimer.execute(directive, suppressed, partial(self._tokens, uid, state, directive))
             await self._holds_changed()
         if state.pins:
             self._asked[uid] = state
         else:
             self._asked.pop(uid, None)
+            self._not_sent.discard(uid)
 
     def _suppression(self, uid: str, namespace: Namespace) -> str:
         objection = self._objection(namespace)

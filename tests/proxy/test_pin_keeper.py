@@ -134,6 +134,37 @@ async def test_observe_and_an_objection_send_nothing() -> None:
             assert it.cache.asked == []
 
 
+async def test_what_was_not_sent_is_sent_when_nothing_stands_against_it_any_more() -> None:
+    it = await started()
+    it.mode = Mode.OBSERVE
+    async with running(it):
+        await called(it)
+        await it.declare(pin())
+        assert await it.settled(1) == [DirectiveOutcome.SUPPRESSED]
+        it.mode = Mode.ENFORCE
+        assert await it.settled(2) == [DirectiveOutcome.SUPPRESSED, DirectiveOutcome.APPLIED]
+        (keys,) = it.cache.holds.values()
+        assert chain_of("s1 u1").startswith(keys)
+        await it.declare(UnpinSpan(seq=2, ctx="a", span=(0, 2)))
+        await it.settled(3)
+        assert it.cache.holds == {}
+
+
+async def test_a_pin_that_ended_before_it_was_sent_is_never_sent() -> None:
+    it = await started()
+    it.mode = Mode.OBSERVE
+    async with running(it):
+        await called(it)
+        await it.declare(pin())
+        await it.settled(1)
+        await it.declare(UnpinSpan(seq=2, ctx="a", span=(0, 2)))
+        await it.settled(2)
+        it.mode = Mode.ENFORCE
+        await it.declare(PinSpan(seq=3, ctx="a", span=(0, 1), ttl=300.0))
+        assert (await it.settled(3))[-1] is DirectiveOutcome.APPLIED
+        assert len(it.cache.holds) == 1
+
+
 async def test_after_a_restart_every_pin_is_held_again_and_can_be_given_back() -> None:
     it = await started()
     await called(it)
