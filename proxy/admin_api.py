@@ -195,7 +195,7 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
                 "models": [
                     {
                         "name": m.name,
-                        "mapped": m.service is not None,
+                        "mapped": m.service is not None and not m.reason,
                         "reason": m.reason,
                         "fingerprint": m.fingerprint,
                     }

@@ -1,27 +1,38 @@
 """Which models are mapped, and how: tokenizer and template from disk, name and version from the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 
-from engine_bridge.errors import Unmappable
+from engine_bridge.errors import RejectedByEngine, TemplateMismatch, Unmappable
 from engine_bridge.mapping.engine_ids import EngineIdsMapper
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.model_profile import EngineFacts, ModelProfile
 from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.service import MappingService
+from engine_bridge.mapping.verify import verify
 from engine_bridge.mapping.workers import RenderWorkers
 from proxy.config import ModelConfig
 
 ASK_SECONDS = 5.0
 WARM_UP_KEY = "warm-up"
+ANOTHER_TEMPLATE = (
+    "the engine renders or encodes otherwise, so the model is only observed: set models[].path to the "
+    "directory that the engine serves, with its chat template, and chat_template_kwargs to its defaults"
+)
+_NOT_THERE = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED, httpx.codes.NOT_IMPLEMENTED)
 
 
 class EngineUnreached(Exception):
     """The engine did not tell what we must know of it."""
+
+
+class _NoSuchEndpoint(Exception):
+    """The engine has no `/tokenize` that answers with tokens."""
 
 
 class EngineIdentity(msgspec.Struct, frozen=True):
@@ -34,7 +45,8 @@ class EngineIdentity(msgspec.Struct, frozen=True):
 class MappedModel(msgspec.Struct, frozen=True):
     """A served model: how its prompts are mapped, or (`service` None) why no template can.
 
-    With `engine_ids` the engine's own token ids stand in for the template, in enforce.
+    With `engine_ids` the engine's own token ids stand in for the template, in enforce. With `reason` and a
+    `service` our tokens are known to be wrong: the model is only observed.
     """
 
     name: str
@@ -91,6 +103,64 @@ async def warm_up(model: MappedModel) -> None:
         with suppress(Unmappable):
             await model.service.map(WARM_UP_KEY, ChatPrompt(messages=[{"role": "user", "content": "hi"}]))
         model.service.forget(WARM_UP_KEY)
+
+
+async def map_models(
+    models: dict[str, MappedModel],
+    profiles: Mapping[str, ModelProfile],
+    engine: EngineIdentity,
+    chunk_tokens: int,
+    num_workers: int,
+    upstream_url: str,
+    authorization: str = "",
+) -> None:
+    """Make every model ready to map, in place, and prove those that we render to be the engine's.
+
+    May be repeated: what was wrong may be right now. Raises `EngineUnreached`.
+    """
+    for name, profile in profiles.items():
+        known = models[name]
+        if known.service is None:
+            known = mapped_model(profile, chunk_tokens, num_workers)
+            await warm_up(known)
+        problem = await template_problem(profile, upstream_url, authorization)
+        models[name] = msgspec.structs.replace(known, reason=problem)
+    for name, known in models.items():
+        if known.service is None and known.engine_ids is None:
+            models[name] = model_by_ids(known, engine, chunk_tokens)
+
+
+async def template_problem(profile: ModelProfile, upstream_url: str, authorization: str = "") -> str:
+    """Why our prompts are not the engine's, token by token; empty if they are.
+
+    Empty, too, for an engine that does not tell tokens: then only keys can prove or disprove ours. Raises
+    `EngineUnreached`.
+    """
+    headers = {"authorization": authorization} if authorization else {}
+    url = f"{upstream_url.rstrip('/').removesuffix('/v1')}/tokenize"
+    async with httpx.AsyncClient(timeout=ASK_SECONDS, headers=headers) as client:
+
+        async def tokenize(body: dict[str, Any]) -> Sequence[int]:
+            answer = await client.post(url, json=body)
+            if answer.status_code == httpx.codes.BAD_REQUEST:
+                raise RejectedByEngine(answer.text)
+            if answer.status_code in _NOT_THERE:
+                raise _NoSuchEndpoint
+            answer.raise_for_status()
+            document = answer.json()
+            if not isinstance(document, dict) or not isinstance(document.get("tokens"), list):
+                raise _NoSuchEndpoint
+            return list(document["tokens"])
+
+        try:
+            await verify(ChatMapper(profile), tokenize)
+        except _NoSuchEndpoint:
+            return ""
+        except TemplateMismatch as error:
+            return f"{error}; {ANOTHER_TEMPLATE}"
+        except (httpx.HTTPError, ValueError) as error:
+            raise EngineUnreached(f"{url}: {type(error).__name__}: {error}") from error
+    return ""
 
 
 def plain_ids(profile: ModelProfile, text: str) -> Sequence[int]:

@@ -19,6 +19,7 @@ def _nobody() -> Collection[tuple[str, str]]:
 class Modes:
     """Mode rules in force. The most specific wins: model and tenant, model, tenant, neither.
 
+    Models in `observe_only` are not enforced, whatever a rule says: our tokens are not the engine's.
     Above every rule stand `bypass_all`, the emergency switch, and `unfollowed`: the books are not read yet.
     """
 
@@ -27,6 +28,7 @@ class Modes:
         self._rules = {(r.model, r.tenant): r.mode for r in config.modes}
         self.holdout = config.holdout
         self.bypass_all = False
+        self.observe_only: set[str] = set()
         self.unfollowed = False
         self._demoted = demoted
 
@@ -41,7 +43,8 @@ class Modes:
             return Mode.BYPASS
         keys = ((model, tenant), (model, ""), ("", tenant))
         mode = next((self._rules[key] for key in keys if key in self._rules), self._default)
-        return Mode.OBSERVE if mode is Mode.ENFORCE and (model, tenant) in self._demoted() else mode
+        held_back = model in self.observe_only or (model, tenant) in self._demoted()
+        return Mode.OBSERVE if mode is Mode.ENFORCE and held_back else mode
 
     def of_context(self, uid: str, model: str, tenant: str) -> Mode:
         """The mode for a context: one in the holdout observes for all its life, whatever is enforced."""

@@ -40,7 +40,7 @@ class PromptMapper:
         try:
             if model is None:
                 return Unmapped(NOT_CONFIGURED)
-            if model.service is not None:
+            if model.service is not None and not model.reason:
                 prompt = ChatPrompt.from_body(dict(call.request.chat.document))
                 return await model.service.map(uid, prompt)
             if model.engine_ids is None or not (call.asks_ids or call.request.chat.wants_token_ids):

@@ -39,10 +39,8 @@ from proxy.models import (
     MappedModel,
     ask_engine,
     load_profile,
-    mapped_model,
-    model_by_ids,
+    map_models,
     plain_ids,
-    warm_up,
 )
 from proxy.modes import Modes
 from proxy.pin_keeper import PinKeeper
@@ -213,9 +211,10 @@ class Runtime:
             return "; ".join(self.self_test.problems) or "the self-test failed"
         if self.modes.bypass_all:
             return "everything is in bypass"
-        if namespace.model not in self.models:
+        model = self.models.get(namespace.model)
+        if model is None:
             return f"no model {namespace.model!r} is configured"
-        return ""
+        return model.reason if model.name in self.modes.observe_only else ""
 
     # -- loops --------------------------------------------------------------------------------------------
 
@@ -225,14 +224,16 @@ class Runtime:
         while True:
             with suppress(EngineUnreached):
                 await self._prepare()
-                if self.self_test.ok or not self.cache.capabilities.level:
+                proven = self.self_test.ok or not self.cache.capabilities.level
+                if proven and not self.modes.observe_only:
                     return
                 pause = min(2 * pause, MAX_ASK_AGAIN_SECONDS)
             await asyncio.sleep(pause)
 
     async def _prepare(self) -> None:
         key = os.environ.get(self.config.upstream.api_key_env, "")
-        engine = await ask_engine(self.config.upstream.url, f"Bearer {key}" if key else "")
+        url, authorization = self.config.upstream.url, f"Bearer {key}" if key else ""
+        engine = await ask_engine(url, authorization)
         if not self._profiles:
             for model in self.config.models:
                 loaded = await asyncio.to_thread(load_profile, model, engine)
@@ -248,16 +249,10 @@ class Runtime:
         chunk_tokens = self.config.cache.chunk_size or self.self_test.chunk_size
         if not chunk_tokens and self.cache.capabilities.level:
             return
-        for name, profile in self._profiles.items():
-            if self.models[name].service is None:
-                mapped = mapped_model(
-                    profile, chunk_tokens or DEFAULT_CHUNK_TOKENS, self.config.mapping_workers
-                )
-                await warm_up(mapped)
-                self.models[name] = mapped
-        for name, known in self.models.items():
-            if known.service is None and known.engine_ids is None:
-                self.models[name] = model_by_ids(known, engine, chunk_tokens or DEFAULT_CHUNK_TOKENS)
+        chunk_tokens = chunk_tokens or DEFAULT_CHUNK_TOKENS
+        workers = self.config.mapping_workers
+        await map_models(self.models, self._profiles, engine, chunk_tokens, workers, url, authorization)
+        self.modes.observe_only = {m.name for m in self.models.values() if m.service and m.reason}
         self.prepared.set()
 
     def _tokenize(self, text: str) -> Sequence[int] | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from engine_bridge.errors import RejectedByEngine, TemplateMismatch
+from engine_bridge.errors import RejectedByEngine, TemplateMismatch, Unmappable
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.prompts import ChatPrompt
 
@@ -23,11 +23,12 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """Probes whose ids were equal, and those that the engine and we both refuse."""
+    """Probes whose ids were equal, those that the engine and we both refuse, and those that we do not map."""
 
     fingerprint: str
     compared: tuple[str, ...]
     refused: tuple[str, ...]
+    unmapped: tuple[str, ...]
 
 
 _TOOLS = [
@@ -103,6 +104,7 @@ async def verify(mapper: ChatMapper, tokenize: Tokenize) -> Verification:
     """Compare all probes. Raises `TemplateMismatch` at the first difference, and what `tokenize` raises."""
     compared: list[str] = []
     refused: list[str] = []
+    unmapped: list[str] = []
     for probe in probes():
         ours: Sequence[int] = ()
         theirs: Sequence[int] = ()
@@ -114,9 +116,12 @@ async def verify(mapper: ChatMapper, tokenize: Tokenize) -> Verification:
             ours = mapper.map(ChatPrompt.from_body(probe.body)).token_ids
         except RejectedByEngine:
             ours = ()
+        except Unmappable:
+            unmapped.append(probe.name)
+            continue
         _compare(probe.name, ours, theirs)
         (compared if theirs else refused).append(probe.name)
-    return Verification(mapper.profile.fingerprint, tuple(compared), tuple(refused))
+    return Verification(mapper.profile.fingerprint, tuple(compared), tuple(refused), tuple(unmapped))
 
 
 def _compare(name: str, ours: Sequence[int], theirs: Sequence[int]) -> None:

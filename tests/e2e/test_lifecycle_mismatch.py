@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from engine_bridge.stack.engine_stack import EngineStack
 from lifecycle.vocabulary import DirectiveOutcome
@@ -104,16 +103,26 @@ async def test_a_wrong_chunk_size_is_found_at_start(
         await nothing_is_deleted(world)
 
 
-@pytest.mark.parametrize("change", [with_another_template, with_two_tokens_swapped])
-async def test_what_the_self_test_cannot_see_is_found_by_the_keys(
-    engine_stack: EngineStack, cache: Cache, tmp_path: Path, change: Callable[[Path], None]
+async def test_a_wrong_template_is_found_at_start(
+    engine_stack: EngineStack, cache: Cache, tmp_path: Path
 ) -> None:
-    async with world_of(cache, for_model(engine_stack, tmp_path, change)) as world:
-        assert (await readiness(world))["control"] is True
+    async with world_of(cache, for_model(engine_stack, tmp_path, with_another_template)) as world:
+        [problem] = (await readiness(world))["problems"]
+        assert problem.startswith("model tiny: probe 'user': ids differ at token ")
+        assert "set models[].path to the directory that the engine serves" in problem
+        await nothing_is_deleted(world, because="probe 'user': ")
+
+
+async def test_what_no_test_at_start_can_see_is_found_by_the_keys(
+    engine_stack: EngineStack, cache: Cache, tmp_path: Path
+) -> None:
+    async with world_of(cache, for_model(engine_stack, tmp_path, with_two_tokens_swapped)) as world:
+        ready = await readiness(world)
+        assert (ready["control"], ready["problems"]) == (True, [])
         await nothing_is_deleted(world)
 
 
-async def nothing_is_deleted(world: World) -> None:
+async def nothing_is_deleted(world: World, because: str = "verify: ") -> None:
     """A whole life and a second one behind it: both unmapped with a reason, no delete, every chunk left."""
     deletes = world.cache.control_writes()
     agent, stored = await a_life(world)
@@ -124,7 +133,7 @@ async def nothing_is_deleted(world: World) -> None:
     # The second one's verification takes seconds, in which the reclaim loop has looked at the first.
     other, others = await a_life(world)
     reason = await world.until(lambda: unmapped(world, other))
-    assert reason.startswith("verify: ")
+    assert reason.startswith(because)
     assert (await world.view(other.ctx))["unmapped"] == reason
     assert world.cache.control_writes() == deletes
     assert await world.cache.where(stored + others) == [BOTH] * len(stored + others)

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from engine_bridge.errors import RejectedByEngine
+from engine_bridge.mapping.mapper import ChatMapper
+from engine_bridge.mapping.model_profile import ModelProfile
 from engine_bridge.mapping.prompts import ChatPrompt
 from proxy.config import ModelConfig
 from proxy.models import (
@@ -13,12 +16,14 @@ from proxy.models import (
     MappedModel,
     ask_engine,
     load_profile,
+    map_models,
     mapped_model,
     plain_ids,
+    template_problem,
     warm_up,
 )
-from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream
-from tests.proxy.toy_model import CHUNK, NAME, write_model
+from tests.proxy.scripted_upstream import Exchange, Script, ScriptedUpstream
+from tests.proxy.toy_model import CHUNK, NAME, TEMPLATE, write_model
 
 ENGINE = EngineIdentity("1.2", (NAME, "second"))
 
@@ -92,3 +97,75 @@ async def test_a_mapped_model_maps(tmp_path: Path) -> None:
         assert mapped.num_tokens == len(mapped.token_ids)
     finally:
         await model.service.close()
+
+
+def profile_of(folder: Path, template: str = TEMPLATE) -> ModelProfile:
+    profile = load_profile(ModelConfig(path=str(write_model(folder, template))), ENGINE)
+    assert isinstance(profile, ModelProfile)
+    return profile
+
+
+def tokenizing(profile: ModelProfile) -> Script:
+    """An engine that renders with this profile."""
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.read_body()
+        assert exchange.target == b"/tokenize"
+        assert exchange.header(b"authorization") == [b"Bearer k"]
+        try:
+            mapped = ChatMapper(profile).map(ChatPrompt.from_body(exchange.json()))
+        except RejectedByEngine as error:
+            await exchange.respond_json({"object": "error", "message": str(error)}, 400)
+        else:
+            await exchange.respond_json({"tokens": mapped.token_ids.tolist()})
+
+    return script
+
+
+async def test_an_engine_with_our_template_is_told_from_any_other(tmp_path: Path) -> None:
+    ours = profile_of(tmp_path / "ours")
+    theirs = profile_of(tmp_path / "theirs", TEMPLATE.replace("}}<|im_end|>", "}} <|im_end|>"))
+    async with ScriptedUpstream(tokenizing(ours)) as up:
+        assert await template_problem(ours, up.url + "/v1", "Bearer k") == ""
+        problem = await template_problem(theirs, up.url, "Bearer k")
+        assert "probe 'user': ids differ" in problem
+        assert "set models[].path" in problem
+
+
+@pytest.mark.parametrize("status", [404, 405, 501, 200])
+async def test_an_engine_that_tells_no_tokens_proves_nothing(tmp_path: Path, status: int) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.respond_json({"detail": "?"}, status)
+
+    async with ScriptedUpstream(script) as up:
+        assert await template_problem(profile_of(tmp_path), up.url) == ""
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_an_engine_that_fails_is_asked_again(tmp_path: Path, status: int) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.respond(status, b"busy")
+
+    async with ScriptedUpstream(script) as up:
+        with pytest.raises(EngineUnreached):
+            await template_problem(profile_of(tmp_path), up.url)
+
+
+async def test_what_was_wrong_may_be_right_the_next_time(tmp_path: Path) -> None:
+    ours = profile_of(tmp_path / "ours")
+    theirs = profile_of(tmp_path / "theirs", TEMPLATE.replace("assistant", "model"))
+    models = {NAME: MappedModel(NAME, reason="not reached"), "odd": MappedModel("odd", reason="no template")}
+    async with ScriptedUpstream(tokenizing(theirs)) as up:
+        await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, up.url, "Bearer k")
+        service = models[NAME].service
+        assert service is not None
+        try:
+            assert "ids differ" in models[NAME].reason
+            assert models["odd"].engine_ids is not None
+            up.script = tokenizing(ours)
+            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, up.url, "Bearer k")
+            assert models[NAME] == MappedModel(NAME, service, ours.fingerprint)
+        finally:
+            await service.close()

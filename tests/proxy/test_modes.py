@@ -39,6 +39,15 @@ def test_the_most_specific_rule_wins() -> None:
     assert modes.of("m", "x") is Mode.ENFORCE
 
 
+def test_a_model_whose_tokens_we_do_not_know_is_not_enforced() -> None:
+    modes = Modes(Config(mode=Mode.ENFORCE))
+    modes.observe_only = {"m"}
+    assert modes.of("m", "t") is Mode.OBSERVE
+    assert modes.of("other", "t") is Mode.ENFORCE
+    modes.set(ModeRule(mode=Mode.BYPASS, model="m"))
+    assert modes.of("m", "t") is Mode.BYPASS
+
+
 @given(st.lists(st.builds(ModeRule, mode=st.sampled_from(Mode), model=NAMES, tenant=NAMES)), NAMES, NAMES)
 def test_what_is_described_is_what_holds(rules: list[ModeRule], model: str, tenant: str) -> None:
     modes = Modes(Config())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_bridge.errors import RejectedByEngine, TemplateMismatch
+from engine_bridge.errors import RejectedByEngine, TemplateMismatch, Unmappable
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.verify import probes, verify
@@ -47,6 +47,18 @@ async def test_a_refusal_of_one_side_only_is_a_mismatch():
 
     with pytest.raises(TemplateMismatch):
         await verify(ChatMapper(toy_profile(CHATML)), refuse)
+
+
+async def test_a_probe_that_we_do_not_map_proves_nothing():
+    class Narrow(ChatMapper):
+        def map(self, prompt, state=None):
+            if prompt.tools:
+                raise Unmappable("no tools here")
+            return super().map(prompt, state)
+
+    got = await verify(Narrow(toy_profile(CHATML)), engine(CHATML))
+    assert got.unmapped == ("tools",)
+    assert "calls without tools" in got.compared
 
 
 def test_probes_tell_thinking_from_not_thinking_on_a_real_model():
