@@ -12,15 +12,13 @@ The gate keeps the order, drops what was seen, notices what was missed, and noti
 anew, which makes everything said of its memory void.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 import zmq
 import zmq.asyncio
-from blake3 import blake3
 
-from engine_bridge.chunk_keys import ROOT
 from lifecycle.core.ids import KEY_BYTES
 from lifecycle.vocabulary import Tier
 
@@ -103,12 +101,6 @@ def short_hash(block_hash: bytes | int) -> int:
     if isinstance(block_hash, bytes):
         return int.from_bytes(block_hash[-8:], "big")
     return block_hash & SHORT_HASH_MASK
-
-
-def chunk_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Key of the one chunk that follows `parent`."""
-    wire = b"".join(token.to_bytes(4, "big") for token in token_ids)
-    return bytes(blake3(parent + wire).digest())
 
 
 def decode_payload(payload: bytes) -> tuple[int, list[CacheEvent]]:
@@ -289,40 +281,3 @@ class EventSubscriber:
                 following = sequence + 1
                 batches += self.gate.offer(sequence, frames[-1])
         return following
-
-
-class GeneratedChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk stored behind a call's prompt: its whole key, its parent's, and its tokens."""
-
-    key: bytes
-    parent: bytes
-    token_ids: tuple[int, ...]
-
-
-def generated_chunks(
-    prompt_keys: bytes, tail_ids: Sequence[int], stored: Iterable[CacheEvent]
-) -> list[GeneratedChunk]:
-    """Chunks with generated tokens that were stored behind a prompt, parents first.
-
-    `prompt_keys` is the run of the prompt's chunk keys, `tail_ids` its tokens behind the last of them, fewer
-    than a chunk. Only a chunk that begins with the tail and whose announced hash is the one computed from its
-    tokens counts, so the keys are proven. Calls with the same prompt that went on differently (several
-    choices, attempts) share the parent: then the answer is a tree. Events of any order will do.
-    """
-    children: dict[int, list[BlocksStored]] = {}
-    for event in stored:
-        if isinstance(event, BlocksStored) and event.tier is Tier.L1 and len(event.hashes) == 1:
-            root = short_hash(ROOT) if event.parent is None else event.parent
-            children.setdefault(root, []).append(event)
-    tail = tuple(tail_ids)
-    found: dict[bytes, GeneratedChunk] = {}
-    frontier = [(prompt_keys[-KEY_BYTES:] or ROOT, tail)]
-    while frontier:
-        parent, prefix = frontier.pop(0)
-        for event in children.get(short_hash(parent), ()):
-            key = chunk_key(parent, event.token_ids)
-            is_ours = event.token_ids[: len(prefix)] == prefix and short_hash(key) == event.hashes[0]
-            if is_ours and key not in found:
-                found[key] = GeneratedChunk(key=key, parent=parent, token_ids=event.token_ids)
-                frontier.append((key, ()))
-    return list(found.values())

@@ -17,15 +17,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+from blake3 import blake3
+
 from engine_bridge.cache_events import (
     BlocksRemoved,
     BlocksStored,
     EventBatch,
     EventsMissed,
-    GeneratedChunk,
     IncarnationChanged,
     TierCleared,
-    chunk_key,
 )
 from engine_bridge.chunk_keys import ROOT
 from lifecycle.core.ids import KEY_BYTES
@@ -34,6 +35,20 @@ from lifecycle.vocabulary import Tier
 MAX_POSITIONS = 4_000_000
 MAX_SESSIONS = 20_000
 """Beyond these the oldest are forgotten; what they generated is then not known."""
+
+
+class GeneratedChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk stored behind a call's prompt: its whole key, its parent's, and its tokens."""
+
+    key: bytes
+    parent: bytes
+    token_ids: tuple[int, ...]
+
+
+def chunk_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Key of the one chunk that follows `parent`."""
+    wire = b"".join(token.to_bytes(4, "big") for token in token_ids)
+    return bytes(blake3(parent + wire).digest())
 
 
 class _Block(NamedTuple):

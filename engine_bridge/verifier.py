@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
-from engine_bridge.cache_events import GeneratedChunk
-from engine_bridge.call_blocks import CallBlocks
+from engine_bridge.call_blocks import CallBlocks, GeneratedChunk
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.core.events import ChunksConfirmed
 from lifecycle.core.ids import KEY_BYTES, Namespace, split_keys

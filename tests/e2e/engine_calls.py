@@ -3,16 +3,18 @@
 import asyncio
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from engine_bridge.chunk_keys import chunk_keys
+from engine_bridge.cache_events import BlocksStored, CacheEvent, short_hash
+from engine_bridge.call_blocks import GeneratedChunk, chunk_key
+from engine_bridge.chunk_keys import ROOT, chunk_keys
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
 from engine_bridge.stack.engine_stack import EngineStack
-from lifecycle.core.ids import Namespace, split_keys
+from lifecycle.core.ids import KEY_BYTES, Namespace, split_keys
 from lifecycle.vocabulary import Tier
 
 POLLS = 100
@@ -88,3 +90,32 @@ class LmcacheSubject:
                 return
             await asyncio.sleep(0.1)
         raise AssertionError(f"{len(keys)} chunks did not reach {sorted(tiers)}")
+
+
+def announced_chunks(
+    prompt_keys: bytes, tail_ids: Sequence[int], stored: Iterable[CacheEvent]
+) -> list[GeneratedChunk]:
+    """Chunks with generated tokens that were stored behind a prompt, parents first.
+
+    `prompt_keys` is the run of the prompt's chunk keys, `tail_ids` its tokens behind the last of them, fewer
+    than a chunk. Only a chunk that begins with the tail and whose announced hash is the one computed from its
+    tokens counts, so the keys are proven. Calls with the same prompt that went on differently (several
+    choices, attempts) share the parent: then the answer is a tree. Events of any order will do.
+    """
+    children: dict[int, list[BlocksStored]] = {}
+    for event in stored:
+        if isinstance(event, BlocksStored) and event.tier is Tier.L1 and len(event.hashes) == 1:
+            root = short_hash(ROOT) if event.parent is None else event.parent
+            children.setdefault(root, []).append(event)
+    tail = tuple(tail_ids)
+    found: dict[bytes, GeneratedChunk] = {}
+    frontier = [(prompt_keys[-KEY_BYTES:] or ROOT, tail)]
+    while frontier:
+        parent, prefix = frontier.pop(0)
+        for event in children.get(short_hash(parent), ()):
+            key = chunk_key(parent, event.token_ids)
+            is_ours = event.token_ids[: len(prefix)] == prefix and short_hash(key) == event.hashes[0]
+            if is_ours and key not in found:
+                found[key] = GeneratedChunk(key=key, parent=parent, token_ids=event.token_ids)
+                frontier.append((key, ()))
+    return list(found.values())

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from engine_bridge.cache_events import BlocksStored, EventSubscriber, generated_chunks
+from engine_bridge.cache_events import BlocksStored, EventSubscriber
 from engine_bridge.call_blocks import CallBlocks
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
 from engine_bridge.errors import CacheUnavailable
@@ -15,7 +15,7 @@ from lifecycle.core.directives import Demote, Pin, Reclaim, Unpin
 from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import DirectiveOutcome, Tier
 from tests.conformance.test_cache_control import CacheControlSuite, always
-from tests.e2e.engine_calls import EngineCalls, LmcacheSubject, StoredChain, fresh_tokens
+from tests.e2e.engine_calls import EngineCalls, LmcacheSubject, StoredChain, announced_chunks, fresh_tokens
 
 BOTH = frozenset({Tier.L1, Tier.L2})
 TINY = Namespace(model="tiny")
@@ -264,7 +264,7 @@ class TestEvents:
         computed = [*prompt, *chain.generated][:-1]
         keys = calls.keys(computed)
         stored = await self.collect(calls, set(keys))
-        found = generated_chunks(b"".join(chain.keys), prompt[128:], stored)
+        found = announced_chunks(b"".join(chain.keys), prompt[128:], stored)
         assert [chunk.key for chunk in found] == keys[2:]
         assert [token for chunk in found for token in chunk.token_ids] == computed[128 : 64 * len(keys)]
         of_call = [event for event in stored if event.session_id == "call-1"]
@@ -313,7 +313,7 @@ class TestEvents:
         }
         stored = await self.collect(calls, expected)
         assert {
-            chunk.key for chunk in generated_chunks(b"".join(chain.keys), prompt[64:], stored)
+            chunk.key for chunk in announced_chunks(b"".join(chain.keys), prompt[64:], stored)
         } == expected
 
     async def test_the_live_stream_continues_the_replay_without_gap_or_repeat(

@@ -1,4 +1,4 @@
-"""The gate for KV events: order, duplicates, gaps, restarts; and the chain of generated chunks."""
+"""The gate for KV events: order, duplicates, gaps, restarts."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,6 @@ from engine_bridge.cache_events import (
     IncarnationChanged,
     TierCleared,
     decode_payload,
-    generated_chunks,
     short_hash,
 )
 from engine_bridge.chunk_keys import chunk_keys
@@ -148,34 +147,6 @@ class TestGate:
         (batch,) = gate.offer(1, b"\xc1")
         assert batch.events == (EventsMissed(first=1, last=1),)
         assert gate.offer(2, payload(at=2.0))[0].events == ()
-
-
-class TestGeneratedChunks:
-    @given(
-        st.lists(st.integers(0, 99), max_size=11),
-        st.lists(st.lists(st.integers(0, 99), max_size=13), max_size=3),
-        st.booleans(),
-        st.randoms(use_true_random=False),
-    )
-    def test_every_stored_chunk_behind_the_prompt_is_found_and_no_other(
-        self, prompt: list[int], endings: list[list[int]], full: bool, random: Any
-    ) -> None:
-        events = [event for ending in endings for event in chunk_events(prompt + ending, full)]
-        events += chunk_events([*range(100, 120)], full)
-        random.shuffle(events)
-        at = len(prompt) // CHUNK
-        expected = {key for ending in endings for key in keys_of(prompt + ending)[at:]}
-        found = generated_chunks(b"".join(keys_of(prompt)), prompt[at * CHUNK :], decoded(*events))
-        ours = [chunk for chunk in found if chunk.token_ids[0] < 100]
-        assert {chunk.key for chunk in ours} == expected
-        if at or prompt:
-            assert ours == found
-        known = {chunk.key for chunk in found} | set(keys_of(prompt))
-        assert all(chunk.parent in known or not at for chunk in found)
-
-    def test_a_hash_that_is_not_the_tokens_own_proves_nothing(self) -> None:
-        lie = stored(block_hashes=[b"\7" * 32], token_ids=[1, 2, 3, 4])
-        assert generated_chunks(b"", [1, 2], decoded(lie)) == []
 
 
 @contextmanager
