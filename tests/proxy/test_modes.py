@@ -4,7 +4,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lifecycle.vocabulary import Mode
+from lifecycle.core.ids import Namespace
+from lifecycle.vocabulary import Arm, Mode
 from proxy.config import Config, ModeRule
 from proxy.modes import Modes
 
@@ -68,3 +69,20 @@ def test_the_holdout_is_a_share_of_contexts_each_for_all_its_life() -> None:
     assert held < {uid for uid in uids if modes.held_out(uid)}
     modes.set(ModeRule(mode=Mode.BYPASS))
     assert {modes.of_context(uid, "m", "t") for uid in uids} == {Mode.BYPASS}
+
+
+def test_who_lost_control_observes_and_each_call_says_how_it_ran() -> None:
+    demoted: dict[tuple[str, str], object] = {}
+    modes = Modes(Config(mode=Mode.ENFORCE, holdout=0.5), lambda: demoted)
+    mapped = Namespace("m", "", "known")
+    uids = [f"c_{n}" for n in range(50)]
+    for uid in uids:
+        assert (modes.arm_of(uid, mapped, "t") is Arm.HOLDOUT) == modes.held_out(uid)
+        assert modes.arm_of(uid, Namespace("m"), "t") is Arm.OBSERVE
+    demoted["m", "t"] = "exceeded"
+    assert {modes.of_context(uid, "m", "t") for uid in uids} == {Mode.OBSERVE}
+    assert {modes.arm_of(uid, mapped, "t") for uid in uids} == {Arm.OBSERVE}
+    assert modes.of("m", "other") is modes.of("other", "t") is Mode.ENFORCE
+    assert modes.describe()["demoted"] == [{"model": "m", "tenant": "t"}]
+    modes.set(ModeRule(mode=Mode.BYPASS, model="m"))
+    assert modes.of("m", "t") is Mode.BYPASS
