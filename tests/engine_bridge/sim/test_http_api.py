@@ -7,8 +7,13 @@ import httpx
 import openai
 import pytest
 
+from engine_bridge.errors import RejectedByEngine
+from engine_bridge.mapping.mapper import ChatMapper
+from engine_bridge.mapping.model_profile import ModelProfile
+from engine_bridge.mapping.verify import probes, verify
 from engine_bridge.sim.embedded import EmbeddedEngine, EmbeddedOptions
 from engine_bridge.sim.hardware import INSTANT, EngineConfig
+from engine_bridge.sim.model_files import MODEL_DIRECTORY
 from engine_bridge.sim.replies import Asked, Reply, ToolUse
 
 NAME = "tiny"
@@ -188,3 +193,15 @@ async def test_a_body_that_is_no_json_is_refused(api: Api) -> None:
     for content in (b"{", b"[]"):
         answer = await api.http.post("/v1/chat/completions", content=content)
         assert answer.status_code == 400
+
+
+async def test_the_proxys_mapper_agrees_with_the_engine_on_every_probe(api: Api) -> None:
+    async def tokenize(body: dict[str, Any]) -> list[int]:
+        answer = await api.http.post("/tokenize", json=body)
+        if answer.status_code == 400:
+            raise RejectedByEngine(answer.text)
+        tokens: list[int] = answer.json()["tokens"]
+        return tokens
+
+    found = await verify(ChatMapper(ModelProfile.load(MODEL_DIRECTORY, NAME)), tokenize)
+    assert set(found.compared) == {probe.name for probe in probes()}
