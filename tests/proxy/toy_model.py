@@ -124,6 +124,8 @@ class ToyEngine:
             await exchange.respond_json({"object": "list", "data": [{"id": NAME, "object": "model"}]})
         elif path == b"/version":
             await exchange.respond_json({"version": "0.0.1"})
+        elif path == b"/tokenize":
+            await exchange.respond_json({"detail": "Not Found"}, 404)
         elif path == b"/v1/chat/completions":
             self.bodies.append(body)
             await self.chat(exchange, json.loads(body))
