@@ -71,6 +71,8 @@ class LogKeeper:
         """Bytes that the last snapshot wrote."""
         self.taken_ns = 0
         """When the last snapshot of this process was taken; 0 before the first."""
+        self.rest_seconds = 0.0
+        """How long the books rested for it."""
         self.first_position = 1
         self.tracker = tracker
         self._log = event_log
@@ -153,8 +155,11 @@ class LogKeeper:
             self.taken_ns = self.tracker.clock.now_ns()
 
     async def _captured(self) -> Capture:
+        clock = asyncio.get_running_loop().time
         async with self.tracker.at_rest() as contexts:
+            began = clock()
             for step in captured(contexts):
+                self.rest_seconds = clock() - began
                 if step is not None:
                     return step
                 await asyncio.sleep(0)
