@@ -17,12 +17,15 @@ from lifecycle.core.observations import (
     PinSpan,
     SpawnContext,
 )
+from lifecycle.core.operations import edit_cost
 from lifecycle.core.state import ContextState
 from lifecycle.errors import LogUnavailable
 from lifecycle.ports import CacheCapabilities, IdSource
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import IdentityRung, OperationStatus, Tier
 from proxy.mailbox import Mailboxes
+
+NO_SUCH_CONTEXT = "no such context"
 
 
 class OperationResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,6 +36,15 @@ class OperationResult(msgspec.Struct, frozen=True, omit_defaults=True):
     ctx: str
     reason: str = ""
     granted: dict[str, str] = {}
+
+
+class OperationCost(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an operation would cost: tokens that must be computed again, absent if that is not known."""
+
+    seq: int
+    ctx: str
+    prefill_tokens: int | None = None
+    reason: str = ""
 
 
 class PinTerms(msgspec.Struct, frozen=True):
@@ -82,6 +94,13 @@ class Declarations:
             results += await answer
         return results
 
+    def cost(self, tenant: str, operation: Operation) -> OperationCost:
+        """What an edit would cost if it were applied now, by itself. Changes nothing."""
+        state = self._tracker.contexts.latest(ContextKey(tenant, operation.ctx))
+        if state is None:
+            return OperationCost(operation.seq, operation.ctx, reason=NO_SUCH_CONTEXT)
+        return OperationCost(operation.seq, operation.ctx, edit_cost(state, operation))
+
     async def _answer(
         self,
         answer: asyncio.Future[list[OperationResult]],
@@ -120,7 +139,7 @@ class Declarations:
         if state is None:
             if self._tracker.degraded:
                 raise LogUnavailable(self._tracker.degraded)
-            return _rejected(operation, "no such context")
+            return _rejected(operation, NO_SUCH_CONTEXT)
         bytes_per_token, left = self.pin_budget(tenant)
         recorded = await self._tracker.observe(
             state.uid,

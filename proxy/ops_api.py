@@ -1,13 +1,14 @@
 """`/kv/v1/ops` on the data listener: what agents declare."""
 
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
 from lifecycle.vocabulary import OperationStatus
 from proxy.auth import Authenticator, KeyScope
-from proxy.declarations import Declarations, OperationResult
-from proxy.errors import InvalidRequest, NoSuchPath
+from proxy.declarations import Declarations, OperationCost, OperationResult
+from proxy.errors import NoSuchPath
 from proxy.forward import Send
 from proxy.operations import MAX_OPS_BYTES, OperationProblem, parse_operation_batch
 from proxy.problems import ErrorResponse, problem, send_response
@@ -30,10 +31,9 @@ class OpsApi:
             caller.require(KeyScope.CALL)
             if scope["path"] != OPS_PATH or scope["method"] != "POST":
                 raise NoSuchPath(f"only POST {OPS_PATH} is served here")
-            if b"dry_run" in scope["query_string"]:
-                raise InvalidRequest("dry_run is not served: nothing was recorded")
             body = await read_body(scope, receive, MAX_OPS_BYTES)
-            document = await self._apply(caller.tenant, body)
+            apply = self._costs if _is_dry_run(scope["query_string"]) else self._apply
+            document = await apply(caller.tenant, body)
         except Exception as error:  # noqa: BLE001 - the root of a request
             await send_response(send, problem(error, scope["path"]))
             return
@@ -53,3 +53,19 @@ class OpsApi:
             else:
                 results += await self._declarations.submit(tenant, batch.source, [item])
         return {"results": results}
+
+    async def _costs(self, tenant: str, body: bytes) -> dict[str, Any]:
+        """What each operation would cost by itself; nothing is recorded."""
+        return {
+            "results": [
+                OperationCost(item.seq or 0, item.ctx, reason=item.reason)
+                if isinstance(item, OperationProblem)
+                else self._declarations.cost(tenant, item)
+                for item in parse_operation_batch(body).items
+            ]
+        }
+
+
+def _is_dry_run(query: bytes) -> bool:
+    values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("dry_run", ["0"])
+    return values[-1] not in ("0", "false")

@@ -124,6 +124,28 @@ def _span_objection(state: ContextState, span: Span) -> str:
     return ""
 
 
+def edit_cost(state: ContextState, operation: Operation) -> int | None:
+    """Tokens of messages that live on and must be computed again after an edit, were it applied now.
+
+    Chunks before the one that the edit falls into can still be hit. What the edit brings in is not counted.
+    None for other operations, for spans that cannot be, and while the list's tokens are not known.
+    """
+    match operation:
+        case AppendMessages():
+            return 0
+        case ReplaceMessages(span=span) | RemoveMessages(span=span):
+            messages = editable_list(state)
+        case _:
+            return None
+    if _span_objection(state, span) or not state.chunk_size or not all(v.mapped for v in messages):
+        return None
+    start, end = (min(at, len(messages)) for at in span)
+    if start == len(messages):
+        return 0
+    behind = messages[-1].end - (messages[end - 1].end if end else messages[0].start)
+    return messages[start].start % state.chunk_size + behind
+
+
 def _pin(decision: Decision, observation: OperationReceived, operation: PinSpan | UnpinSpan) -> str:
     branch = decision.state.current_branch()
     if branch is None:

@@ -10,7 +10,7 @@ from lifecycle.core.events import CallEnded, ListEdited, OperationApplied
 from lifecycle.errors import LogUnavailable
 from tests.lifecycle.lives import GatedLog
 from tests.proxy.test_data_app import bearer, keys
-from tests.proxy.toy_model import NAME
+from tests.proxy.toy_model import CHUNK, NAME
 from tests.proxy.whole_proxy import Whole, assistant, lifecycle, user, whole_proxy
 
 OPS = "/kv/v1/ops"
@@ -19,6 +19,47 @@ LIST = [user("one"), assistant("ok"), user("two")]
 
 def statuses(results: list[dict[str, object]]) -> list[object]:
     return [r["status"] for r in results]
+
+
+async def priced(it: Whole, op: dict[str, object], query: str = "?dry_run=1") -> dict[str, object]:
+    """What one operation would cost."""
+    body = {"source": "s", "ops": [{"seq": 1, "ctx": "a", **op}]}
+    answer = await it.data.post(OPS + query, json=body)
+    assert answer.status_code == 200
+    [result] = answer.json()["results"]
+    return dict(result)
+
+
+@pytest.mark.parametrize("span", [[1, 2], [1, 3], [3, 4], [0, 1]])
+async def test_a_dry_run_tells_what_must_be_computed_again_and_records_nothing(
+    tmp_path: Path, span: list[int]
+) -> None:
+    messages = [user(f"{n} is the number of this message, which fills some chunks") for n in range(4)]
+    async with whole_proxy(tmp_path) as it:
+        await it.chat(messages, lifecycle(ctx="a", call="1"))
+        position = it.runtime.tracker.contexts.position
+        price = await priced(it, {"op": "remove", "span": span})
+        assert await priced(it, {"op": "replace", "span": span, "n": 2}) == price
+        assert price["seq"] == 1
+        left = messages[: span[0]] + messages[span[1] :]
+        await it.chat(left, lifecycle(ctx="b"))
+        generation_prompt = len(it.toy.tokens([]))
+        computed = len(it.toy.prompts[-1]) - it.toy.hits[-1] - generation_prompt
+        # The role that both lists go on with may fill the chunk that the edit falls into.
+        assert price["prefill_tokens"] in (computed, computed + CHUNK)
+        assert await priced(it, {"op": "append", "n": 3}) == {"seq": 1, "ctx": "a", "prefill_tokens": 0}
+        assert await priced(it, {"op": "remove", "span": [9, 10]}, "?dry_run") == {
+            "seq": 1,
+            "ctx": "a",
+            "prefill_tokens": 0,
+        }
+        assert "prefill_tokens" not in await priced(it, {"op": "close"})
+        assert (await priced(it, {"op": "close", "ctx": "nobody"}))["reason"] == "no such context"
+        assert "reason" in await priced(it, {"op": "nonsense"})
+        assert it.context("a").open
+        events = [r.event for r in await it.recorded() if r.position > position]
+        assert not [e for e in events if isinstance(e, OperationApplied | ListEdited)]
+        assert statuses(await it.ops({"op": "append", "seq": 1, "ctx": "a", "n": 1})) == ["applied"]
 
 
 async def test_each_operation_gets_its_verdict(tmp_path: Path) -> None:
@@ -174,7 +215,7 @@ async def test_while_the_log_is_away_nothing_is_said_to_be_applied(tmp_path: Pat
         ("POST", "/kv/v1/nothing", b"{}", 404),
         ("POST", OPS, b"{", 400),
         ("POST", OPS, b'{"ops": []}', 400),
-        ("POST", OPS + "?dry_run=1", b'{"source": "s", "ops": []}', 400),
+        ("POST", OPS + "?dry_run=1", b'{"ops": []}', 400),
         ("POST", OPS, b'{"source": "s", "ops": [], "x": "' + b"y" * 1_100_000 + b'"}', 413),
     ],
 )
