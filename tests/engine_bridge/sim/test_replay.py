@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from engine_bridge.sim.clock import run_virtual
 from engine_bridge.sim.replay import CallOutcome, ReplayOptions, replay
 from engine_bridge.sim.traces.calls import Call, Role
 from engine_bridge.sim.traces.generated import Workload, generated
@@ -160,6 +161,35 @@ async def test_counts_and_times_are_the_servers(server: ChatServer) -> None:
         assert (outcome.prompt_tokens, outcome.cached_tokens) == (100 + number, number)
         assert outcome.answer_tokens == 2
         assert 0 < outcome.ttft_seconds <= outcome.seconds
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 2.5])
+def test_recorded_gaps_are_waited_as_often_as_was_asked(scale: float) -> None:
+    calls = list(generated(msgspec.structs.replace(BUSY, num_sessions=1)))
+    ends: list[float] = []
+
+    async def play() -> list[CallOutcome]:
+        told: list[CallOutcome] = []
+
+        def hear(outcome: CallOutcome) -> None:
+            told.append(outcome)
+            ends.append(asyncio.get_running_loop().time())
+
+        async with ChatServer().serving() as server:
+            options = ReplayOptions(base_url=server.base_url, model="m", time_scale=scale)
+            await replay(calls, Texts(), options, hear)
+        return told
+
+    told = run_virtual(play())
+    last: dict[int, float] = {}
+    for outcome, ended in zip(told, ends, strict=True):
+        began = ended - outcome.seconds
+        gap = outcome.call.gap_seconds
+        if gap is not None:
+            assert began >= last[outcome.call.context] + gap * scale - 1e-3
+        last[outcome.call.context] = ended
+    pauses = sum(call.gap_seconds or 0.0 for call in calls)
+    assert (ends[-1] < 1.0) if scale == 0.0 else (ends[-1] < scale * pauses + 1.0)
 
 
 async def test_a_server_that_is_not_there_is_an_outcome() -> None:
