@@ -1,11 +1,13 @@
-"""Append latency and throughput of a durable event log: SQLite with group commit, or Redis Streams.
+"""Append latency and throughput of the durable event logs, beside each other: SQLite with group commit, and
+Redis Streams.
 
-    python -m bench.event_log [--redis] [--repeats 5] [--seconds 1.5] [--directory DIR]
+    python -m bench.event_log [--repeats 5] [--seconds 1.5] [--directory DIR]
 
 Every append records one turn of an agent: a call that arrived with two new messages, and its mapping of four
 chunks. At concurrency n, n streams each wait for their append before the next one. Each repeat runs on a
-fresh log after a warm-up; a cell is the median over the repeats, then the smallest and the largest. With
-`--redis` a server is started on this machine, on loopback, syncing its file before it answers.
+fresh log after a warm-up, SQLite and Redis in turn; a cell is the median over the repeats, then the smallest
+and the largest, and the ratio compares the two of each repeat. The Redis server is started on this machine,
+on loopback, and syncs its file before it answers.
 """
 
 import argparse
@@ -83,14 +85,14 @@ def cell(values: list[float], digits: int) -> str:
 
 
 @contextmanager
-def logs(directory: Path, on_redis: bool) -> Iterator[Callable[[str], str]]:
-    """Gives the URL of a fresh log for each name."""
-    if not on_redis:
-        yield lambda name: f"sqlite:///{directory}/{name}.db"
-        return
+def logs(directory: Path) -> Iterator[dict[str, Callable[[str], str]]]:
+    """By kind of log, what gives the URL of a fresh one for each name."""
     server = RedisProcess(directory / "redis").start()
     try:
-        yield lambda name: f"{server.url}?prefix={name}"
+        yield {
+            "SQLite": lambda name: f"sqlite:///{directory}/{name}.db",
+            "Redis": lambda name: f"{server.url}?prefix={name}",
+        }
     finally:
         server.kill()
 
@@ -100,23 +102,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--redis", action="store_true", help="Redis Streams instead of SQLite")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="length of one repeat at one concurrency")
     parser.add_argument("--directory", type=Path, default=None, help="where the files go; decides the disk")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory, logs(Path(directory)) as kinds:
         print(f"one append: {len(TURN)} events, {sum(len(encode(e)) for e in TURN)} bytes encoded")
         print(f"write and fsync of 4 KiB here: {fsync_ms(Path(directory)):.2f} ms (median of {FSYNCS})\n")
-        print("| appends at once | p50 ms | p99 ms | appends/s |\n|---|---|---|---|")
-        with logs(Path(directory), options.redis) as url_of:
-            for concurrency in CONCURRENCY:
-                results = [
-                    asyncio.run(measure(url_of(f"{concurrency}-{n}"), concurrency, options.seconds))
-                    for n in range(options.repeats)
-                ]
-                p50s, p99s, rates = (list(column) for column in zip(*results, strict=True))
-                print(f"| {concurrency} | {cell(p50s, 2)} | {cell(p99s, 2)} | {cell(rates, 0)} |")
+        print("| appends at once | log | p50 ms | p99 ms | appends/s | p50, times SQLite's |")
+        print("|---|---|---|---|---|---|")
+        for concurrency in CONCURRENCY:
+            results: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
+            for n in range(options.repeats):
+                for kind, url_of in kinds.items():
+                    url = url_of(f"{concurrency}-{n}")
+                    results[kind].append(asyncio.run(measure(url, concurrency, options.seconds)))
+            reference = [p50 for p50, _, _ in results["SQLite"]]
+            for kind, measured in results.items():
+                p50s, p99s, rates = (list(column) for column in zip(*measured, strict=True))
+                ratios = [p50 / other for p50, other in zip(p50s, reference, strict=True)]
+                cells = [cell(p50s, 2), cell(p99s, 2), cell(rates, 0), cell(ratios, 2)]
+                print(f"| {concurrency} | {kind} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

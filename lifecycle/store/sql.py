@@ -122,13 +122,15 @@ class SqlEventLog:
 
     async def read_all(self, after_position: int = 0) -> AsyncIterator[RecordedEvent]:
         """Events of all streams by position. Raises `CorruptLog` also where a position is missing."""
-        position = max(after_position, 0)
+        position = max(after_position, await self.first_position() - 1)
         until = await self.head()
         query = select(table).where(table.c.position <= until).order_by(table.c.position).limit(_PAGE)
         while page := await self._fetch(query.where(table.c.position > position)):
             for row in page:
-                if row.position != position + 1 and row.position > await self.first_position():
-                    raise CorruptLog(f"position {position + 1} is missing; {row.position} is there")
+                if row.position != position + 1:
+                    position = max(position, await self.first_position() - 1)  # overtaken by a trim
+                    if row.position > position + 1:
+                        raise CorruptLog(f"position {position + 1} is missing; {row.position} is there")
                 position = row.position
                 yield _recorded(row)
 

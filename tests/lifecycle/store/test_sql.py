@@ -280,3 +280,41 @@ async def test_two_processes_race_on_one_stream(log: SqlEventLog, path: Path) ->
     seen = await all_of(log)
     assert [r.version for r in seen] == list(range(1, 2 * count * 3 + 1))
     assert numbers(seen) == [winners[position] for position in sorted(winners) for _ in range(3)]
+
+
+# -- trims ------------------------------------------------------------------------------------------------
+
+
+class Breaks(tuple[str, ...]):
+    """Streams that cannot be asked for."""
+
+    def __contains__(self, stream: object) -> bool:
+        raise RuntimeError("in the middle of a trim")
+
+
+async def test_a_trim_that_breaks_off_changes_nothing(log: SqlEventLog) -> None:
+    await log.append("ctx/a", grown(1, 2), 0)
+    await log.append("ctx/b", grown(3), 0)
+    before = await all_of(log)
+    with pytest.raises(RuntimeError):
+        await log.trim(2, Breaks())
+    assert (await log.first_position(), await all_of(log)) == (1, before)
+    assert numbers(list(await log.append("ctx/a", grown(4), 2))) == [4]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("DELETE FROM events WHERE position = 4", "position 4 is missing; 5"),
+        ("DELETE FROM events WHERE position = 3", "position 3 is missing; 4"),
+        ("DELETE FROM log_start", "position 1 is missing; 3"),
+    ],
+)
+async def test_what_is_missing_beyond_a_trim_is_missed(
+    log: SqlEventLog, path: Path, damage: str, says: str
+) -> None:
+    await log.append("ctx/a", grown(1, 2, 3, 4, 5), 0)
+    assert await log.trim(2, ()) == 3
+    behind_its_back(path, (damage,))
+    with pytest.raises(CorruptLog, match=says):
+        await all_of(log)
