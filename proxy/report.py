@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 EVENTS_PER_TURN = 100
 """Events of the past that are read before calls get their turn: about a millisecond."""
 
-ASK_AGAIN_SECONDS = 2.0
+ASK_AGAIN_SECONDS = 1.0
 
 SAMPLE_SECONDS = 1.0
 FINE_SAMPLES = 900
@@ -77,7 +77,7 @@ class ReportKeeper:
         begun: asyncio.Event,
     ) -> None:
         self.report = Report(HarmBudget(**msgspec.structs.asdict(harm)))
-        self.complete = False
+        self.caught_up = asyncio.Event()
         self.samples: deque[DeadSample] = deque(maxlen=FINE_SAMPLES)
         self.coarse_samples: deque[DeadSample] = deque(maxlen=COARSE_SAMPLES)
         self._tracker = tracker
@@ -90,6 +90,11 @@ class ReportKeeper:
         self._demoting: set[tuple[str, str]] = set()
         self._told = 0
         tracker.listeners.append(self._heard)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole log has been read."""
+        return self.caught_up.is_set()
 
     @property
     def demotions(self) -> Collection[tuple[str, str]]:
@@ -187,7 +192,7 @@ class ReportKeeper:
                 number += 1
                 if number % EVENTS_PER_TURN == 0:
                     await asyncio.sleep(0)
-        self.complete = True
+        self.caught_up.set()
         self._told = self.report.harm.regretted_tokens
         self._judge()
 

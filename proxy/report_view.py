@@ -1,10 +1,10 @@
 """The report as plain JSON: the units stand in the names, a share that cannot be told is null."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from lifecycle.projections.report import ReportSpan
 from lifecycle.projections.report_counts import Counts, Dimension
 from proxy.report import DeadSample, ReportKeeper
 
@@ -13,7 +13,7 @@ NS_PER_SECOND = 1e9
 
 def report_view(keeper: ReportKeeper, start_ns: int, now_ns: int, by: Dimension) -> dict[str, Any]:
     """The whole report of a span, grouped by one dimension."""
-    span = keeper.report.since(start_ns, now_ns, by)
+    span = keeper.report.since(start_ns, now_ns)
     demoted = keeper.demotions
     return {
         "asked_seconds": (now_ns - start_ns) / NS_PER_SECOND,
@@ -21,13 +21,10 @@ def report_view(keeper: ReportKeeper, start_ns: int, now_ns: int, by: Dimension)
         "to_ns": now_ns,
         "covered_seconds": max(now_ns - span.from_ns, 0) / NS_PER_SECOND if span.from_ns else 0.0,
         "complete": keeper.complete,
-        "total": figures(span.total),
+        "total": figures(span.total()),
         "by": by,
-        "groups": {name: figures(counts) for name, counts in span.groups.items()},
-        "verified_share": {
-            "model": _verified(keeper.report.since(start_ns, now_ns, "model")),
-            "harness": _verified(keeper.report.since(start_ns, now_ns, "harness")),
-        },
+        "groups": {name: figures(counts) for name, counts in span.by(by).items()},
+        "verified_share": {"model": _verified(span.by("model")), "harness": _verified(span.by("harness"))},
         "dead_now": sample_view(keeper.samples[-1]) if keeper.samples else None,
         "comparison": msgspec.to_builtins(span.comparison),
         "harm": [
@@ -68,10 +65,10 @@ def sample_view(sample: DeadSample) -> dict[str, Any]:
     return {**msgspec.to_builtins(sample), "dead_share": dead_share}
 
 
-def _verified(span: ReportSpan) -> dict[str, float | None]:
+def _verified(groups: Mapping[str, Counts]) -> dict[str, float | None]:
     return {
         name: _share(counts.chunks_shown, counts.chunks_checked)
-        for name, counts in span.groups.items()
+        for name, counts in groups.items()
         if counts.chunks_checked
     }
 

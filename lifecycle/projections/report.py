@@ -34,22 +34,31 @@ from lifecycle.vocabulary import Arm, MappingKind
 
 UNTRACKED = "untracked"
 
-MAX_CONTEXTS = 100_000
+MAX_CONTEXTS = 50_000
 """Contexts whose names are remembered, those heard of last."""
 
-MAX_CALLS = 50_000
+MAX_CALLS = 10_000
 """Calls under way that are remembered."""
 
 
 class ReportSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a span of time that begins at `from_ns`, in all and by one dimension."""
+    """Figures of a span of time that begins at `from_ns`."""
 
     from_ns: int
-    total: Counts
-    by: Dimension
-    groups: dict[str, Counts]
+    cells: dict[Cell, Counts]
     comparison: Comparison
     harm: list[Harm]
+
+    def total(self) -> Counts:
+        """Everybody's."""
+        total = Counts()
+        for counts in self.cells.values():
+            total.add(counts)
+        return total
+
+    def by(self, dimension: Dimension) -> dict[str, Counts]:
+        """Sums by one dimension, in order of names."""
+        return grouped(self.cells, dimension)
 
 
 class _Call(msgspec.Struct):
@@ -133,17 +142,12 @@ class Report:
                 pass
         self.position = recorded.position
 
-    def since(self, start_ns: int, now_ns: int, by: Dimension) -> ReportSpan:
+    def since(self, start_ns: int, now_ns: int) -> ReportSpan:
         """Figures from about `start_ns` on; `from_ns` says from when exactly."""
-        from_ns, entries = self.counts.since(start_ns)
-        total = Counts()
-        for _, counts in entries:
-            total.add(counts)
+        from_ns, cells = self.counts.since(start_ns)
         return ReportSpan(
             from_ns=from_ns,
-            total=total,
-            by=by,
-            groups=grouped(entries, by),
+            cells=cells,
             comparison=self._comparison.since(max(start_ns, self.counts.began_ns)),
             harm=self.harm.all(now_ns),
         )
@@ -168,10 +172,13 @@ class Report:
 
     def digest(self, now_ns: int) -> bytes:
         """Digest of every figure and of what may still become one."""
+        span = self.since(0, now_ns)
         return digest_all(
             (
                 self.position,
-                msgspec.to_builtins(self.since(0, now_ns, "tenant")),
+                [(cell, msgspec.to_builtins(counts)) for cell, counts in sorted(span.cells.items())],
+                span.comparison,
+                span.harm,
                 tuple(self.watch.state()),
                 tuple(sorted(self._calls)),
             )
@@ -182,8 +189,7 @@ class Report:
     def _arrived(self, uid: str, event: CallArrived) -> None:
         cell = self._cell(uid)
         cell = replace(cell, arm=event.arm or cell.arm, harness=event.harness or cell.harness)
-        self._contexts[uid] = cell
-        self._contexts.move_to_end(uid)
+        self._name(uid, cell)
         self._calls[uid, event.call_id, event.attempt] = _Call(cell)
         while len(self._calls) > MAX_CALLS:
             self._calls.popitem(last=False)
@@ -262,8 +268,12 @@ class Report:
         return self._contexts.get(uid) or Cell(UNKNOWN)
 
     def _remember(self, uid: str, cell: Cell, namespace: Namespace) -> None:
-        self._contexts[uid] = cell
         self._namespaces[uid] = namespace
+        self._name(uid, cell)
+
+    def _name(self, uid: str, cell: Cell) -> None:
+        self._contexts[uid] = cell
+        self._contexts.move_to_end(uid)
         while len(self._contexts) > MAX_CONTEXTS:
             oldest, _ = self._contexts.popitem(last=False)
             self._namespaces.pop(oldest, None)

@@ -5,7 +5,7 @@ by the minutes, one about a long span by the hours. Memory is bounded: buckets e
 many different names counts the rest under one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 import msgspec
@@ -95,8 +95,8 @@ class CountBook:
         if hour > self._minute * MINUTE_NS // HOUR_NS - HOURS_KEPT:
             _add(self._hours.setdefault(hour, {}), cell, amounts)
 
-    def since(self, start_ns: int) -> tuple[int, list[tuple[Cell, Counts]]]:
-        """Where the span of the answer really begins, and its amounts, one entry a cell and bucket.
+    def since(self, start_ns: int) -> tuple[int, dict[Cell, Counts]]:
+        """Where the span of the answer really begins, and its amounts by cell.
 
         It begins with the bucket that `start_ns` lies in, or where what is kept begins.
         """
@@ -105,7 +105,10 @@ class CountBook:
         first = start_ns // unit
         if not fine:
             first = max(first, self._minute * MINUTE_NS // HOUR_NS - HOURS_KEPT + 1)
-        found = [entry for n, cells in buckets.items() if n >= first for entry in cells.items()]
+        found: dict[Cell, Counts] = {}
+        for cells in (cells for number, cells in buckets.items() if number >= first):
+            for cell, counts in cells.items():
+                found.setdefault(cell, Counts()).add(counts)
         return max(first * unit, self.began_ns), found
 
     def num_cells(self) -> int:
@@ -113,12 +116,10 @@ class CountBook:
         return sum(len(cells) for buckets in (self._minutes, self._hours) for cells in buckets.values())
 
 
-def grouped(
-    entries: Iterator[tuple[Cell, Counts]] | list[tuple[Cell, Counts]], by: Dimension
-) -> dict[str, Counts]:
+def grouped(cells: Mapping[Cell, Counts], by: Dimension) -> dict[str, Counts]:
     """Sums by one dimension, in order of names."""
     groups: dict[str, Counts] = {}
-    for cell, counts in entries:
+    for cell, counts in cells.items():
         groups.setdefault(getattr(cell, by), Counts()).add(counts)
     return dict(sorted(groups.items()))
 

@@ -1,19 +1,42 @@
 """The report of a whole proxy: what observe promises, what enforce does, how a wrong client loses control."""
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
 
-from lifecycle.core.events import CallArrived, EnforcementRearmed, HarmBudgetExceeded
+from lifecycle.core.directives import DirectiveResult, Reclaim
+from lifecycle.core.events import (
+    CallArrived,
+    CallMapped,
+    DirectiveProposed,
+    DirectiveSettled,
+    EnforcementRearmed,
+    HarmBudgetExceeded,
+    RecordedEvent,
+)
 from lifecycle.core.ids import KEY_BYTES
+from lifecycle.errors import LogUnavailable
+from lifecycle.ports import EventLog
 from lifecycle.projections.report import Report
 from lifecycle.projections.report_harm import HarmBudget
+from lifecycle.store.memory import MemoryEventLog
+from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Arm, DirectiveOutcome, Mode
-from proxy.config import HarmConfig
+from proxy.config import Config, HarmConfig
+from proxy.metrics import Metrics
+from proxy.modes import Modes
+from proxy.report import ReportKeeper
+from proxy.tasks import owned_tasks
+from tests.lifecycle.core.story import NAMESPACE
+from tests.lifecycle.fake_cache import FakeCache
+from tests.lifecycle.lives import Agent, GatedLog, ManualClock, chain_of
 from tests.proxy.toy_model import CHUNK, NAME
-from tests.proxy.whole_proxy import Message, Whole, lifecycle, system, user, whole_proxy
+from tests.proxy.whole_proxy import SECONDS, Message, Whole, lifecycle, system, user, whole_proxy
 
 TIGHT = HarmConfig(share=0.001, floor_prompt_tokens=1_000, min_calls=2)
 LONG = "a tool result that fills several chunks of sixteen tokens each"
@@ -128,7 +151,7 @@ async def test_a_wrong_client_loses_control_until_an_operator_gives_it_back(tmp_
     assert (alert["model"], alert["tenant"], alert["regretted_tokens"]) == (NAME, "default", tokens)
     async with whole_proxy(tmp_path, harm=TIGHT, log_url=log_url) as it:
         await edit_and_come_back(it, "four", DirectiveOutcome.SUPPRESSED)
-        await it.until(lambda: it.runtime.reporting.complete)
+        await it.runtime.reporting.caught_up.wait()
         document = await report(it)
         assert document["total"]["regretted_tokens"] == tokens
         assert document["groups"]["default"]["calls"] == 8
@@ -157,3 +180,83 @@ async def test_calls_of_the_holdout_are_told_apart(tmp_path: Path) -> None:
         assert {name: group["calls"] for name, group in groups.items()} == {
             arm: n for arm, n in (("enforce", held.count(False)), ("holdout", held.count(True))) if n
         }
+
+
+@asynccontextmanager
+async def keeping(
+    tracker: Tracker, log: EventLog, harm: HarmConfig | None = None
+) -> AsyncIterator[ReportKeeper]:
+    """A keeper at work."""
+    begun = asyncio.Event()
+    begun.set()
+    async with owned_tasks() as tasks:
+        modes = Modes(Config(mode=Mode.ENFORCE), lambda: tracker.contexts.demotions)
+        cache, metrics = FakeCache(), Metrics(tracker)
+        keeper = ReportKeeper(tracker, log, cache, modes, harm or HarmConfig(), tasks, metrics, begun)
+        tasks.keep(keeper.run)
+        yield keeper
+
+
+async def test_what_was_recorded_while_the_log_is_read_is_counted_once() -> None:
+    log, clock = MemoryEventLog(), ManualClock()
+    tracker = Tracker(log, clock)
+    await tracker.start()
+    agents = [Agent(tracker, f"u{n}") for n in range(60)]
+    for agent in agents:
+        await agent.open()
+        await agent.call("s1 u1")
+    again = Tracker(log, clock)
+    await again.start()
+    async with keeping(again, log) as keeper:
+        for agent in agents:
+            await Agent(again, agent.uid, agent.name).call("s1 u1 a1 u2", "c2")
+        async with asyncio.timeout(SECONDS):
+            await keeper.caught_up.wait()
+        await Agent(again, "u0", agents[0].name).call("s1 u1 a1 u2 a2 u3", "c3")
+        told = Report(HarmBudget())
+        async for recorded in log.read_all():
+            told.apply(recorded)
+        assert keeper.report.since(0, clock.now).total().calls == 121
+        assert keeper.report.digest(clock.now) == told.digest(clock.now)
+
+
+async def test_control_is_lost_when_the_log_is_back() -> None:
+    """Meanwhile nothing is freed: a directive needs the log as well."""
+    log, clock = GatedLog(MemoryEventLog()), ManualClock()
+    tracker = Tracker(log, clock)
+    await tracker.start()
+    async with keeping(tracker, log, HarmConfig(share=0.0, floor_prompt_tokens=0, min_calls=1)) as keeper:
+        agent = Agent(tracker, "a")
+        await agent.open()
+        await agent.call("s1 u1")
+        keys, owners = chain_of("s1 u9")[-KEY_BYTES:], (("a", 1),)
+        directive = Reclaim(directive_id="d", namespace=NAMESPACE, reason="dead", keys=keys, owners=owners)
+        await tracker.record(NAMESPACE, [DirectiveProposed(at_ns=clock.now, directive=directive, as_of=1)])
+        result = DirectiveResult(outcome=DirectiveOutcome.APPLIED, applied=1, gone=keys)
+        settled = DirectiveSettled(at_ns=clock.now, directive_id="d", namespace=NAMESPACE, result=result)
+        await tracker.record(NAMESPACE, [settled])
+        heard = asyncio.Event()
+
+        def listen(batch: Sequence[RecordedEvent]) -> None:
+            heard.set()
+            if any(isinstance(r.event, CallMapped) for r in batch):
+                log.away = LogUnavailable("away")
+                log.waiting.clear()
+
+        await agent.arrive("s1 u9", "c2")
+        tracker.listeners.append(listen)
+        await agent.map("s1 u9", "c2")
+        async with asyncio.timeout(SECONDS):
+            await log.waiting.wait()
+        assert not tracker.contexts.demotions
+        log.away = None
+        async with asyncio.timeout(SECONDS):
+            while not tracker.contexts.demotions:
+                heard.clear()
+                await heard.wait()
+        assert list(keeper.demotions) == [("model", "t")]
+        assert "model model, tenant t" in keeper.problems[0]
+        await keeper.rearm("", "somebody else")
+        assert keeper.demotions
+        await keeper.rearm("model", "")
+        assert not keeper.demotions

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lifecycle.core.directives import DirectiveResult
-from lifecycle.core.events import EnforcementRearmed, UntrackedForwarded
-from lifecycle.core.ids import Namespace
-from lifecycle.projections.report import Report, ReportSpan
-from lifecycle.projections.report_counts import DIMENSIONS, UNKNOWN, Counts
+from lifecycle.core.events import CallArrived, EnforcementRearmed, UntrackedForwarded
+from lifecycle.core.ids import Namespace, context_stream
+from lifecycle.projections.report import MAX_CALLS, MAX_CONTEXTS, Report
+from lifecycle.projections.report_counts import DIMENSIONS, UNKNOWN, Counts, Dimension
 from lifecycle.projections.report_harm import HarmBudget
 from lifecycle.projections.report_watch import REGRET_NS
 from lifecycle.reclaimer import Reclaimer
@@ -32,12 +32,12 @@ def told(tale: Tale, budget: HarmBudget = BUDGET) -> Report:
     return report
 
 
-def span(tale: Tale, by: str = "tenant", seconds: float = 3600) -> ReportSpan:
-    return told(tale).since(tale.now - int(seconds * SECOND), tale.now, by)  # type: ignore[arg-type]
+def groups_of(tale: Tale, by: Dimension = "tenant") -> dict[str, Counts]:
+    return told(tale).since(tale.now - 3600 * SECOND, tale.now).by(by)
 
 
 def total(tale: Tale) -> Counts:
-    return span(tale).total
+    return told(tale).since(tale.now - 3600 * SECOND, tale.now).total()
 
 
 def test_a_call_is_counted_for_whom_it_ran() -> None:
@@ -57,11 +57,11 @@ def test_a_call_is_counted_for_whom_it_ran() -> None:
         chunks_checked=5,
         chunks_shown=4,
     )
-    assert {n: c.calls for n, c in span(tale, "tenant").groups.items()} == {"t1": 2, "t2": 1}
-    assert {n: c.calls for n, c in span(tale, "agent").groups.items()} == {"coder": 2, UNKNOWN: 1}
-    assert {n: c.calls for n, c in span(tale, "harness").groups.items()} == {"codex": 2, UNKNOWN: 1}
-    assert {n: c.calls for n, c in span(tale, "arm").groups.items()} == {"enforce": 2, UNKNOWN: 1}
-    assert {n: c.calls for n, c in span(tale, "model").groups.items()} == {"m": 3}
+    assert {n: c.calls for n, c in groups_of(tale, "tenant").items()} == {"t1": 2, "t2": 1}
+    assert {n: c.calls for n, c in groups_of(tale, "agent").items()} == {"coder": 2, UNKNOWN: 1}
+    assert {n: c.calls for n, c in groups_of(tale, "harness").items()} == {"codex": 2, UNKNOWN: 1}
+    assert {n: c.calls for n, c in groups_of(tale, "arm").items()} == {"enforce": 2, UNKNOWN: 1}
+    assert {n: c.calls for n, c in groups_of(tale, "model").items()} == {"m": 3}
 
 
 def test_dead_chunks_are_seen_once_and_freed_by_the_caches_own_word() -> None:
@@ -74,7 +74,7 @@ def test_dead_chunks_are_seen_once_and_freed_by_the_caches_own_word() -> None:
     tale.wait(30)
     again = tale.dead(keys("y", "z"), ("a", 1), ("b", 1))
     tale.settle(again, DirectiveOutcome.APPLIED, keys("y", "z"))
-    counts = span(tale).groups
+    counts = groups_of(tale)
     assert counts["t1"].dead_seen_tokens == counts["t1"].freed_tokens == 2 * SIZE
     assert counts["t2"].dead_seen_tokens == counts["t2"].freed_tokens == SIZE
     assert total(tale).freed_bytes == 3 * SIZE * TOKEN_BYTES
@@ -94,7 +94,7 @@ def test_what_was_removed_and_is_needed_within_ten_minutes_is_regretted_once(
     tale.now += late_ns
     tale.call("b", keys("x"))
     tale.call("b", keys("x"))
-    groups = span(tale).groups
+    groups = groups_of(tale)
     assert groups["t1"].regretted_tokens == regretted
     assert groups["t2"].regretted_tokens == 0
     assert total(tale).would_regret_tokens == 0
@@ -138,7 +138,7 @@ def test_a_directive_without_owners_is_nobodys_and_harms_nobodys_budget() -> Non
     tale.freed(keys("x", "y", "z"), ("a", 1))
     for name in "xyz":
         tale.call("a", keys(name))
-    groups = span(tale).groups
+    groups = groups_of(tale)
     assert groups[UNKNOWN].freed_tokens == 2 * SIZE
     assert groups["t"].freed_tokens == SIZE
     assert [h.regretted_tokens for h in told(tale).harm.all(tale.now)] == [SIZE]
@@ -186,7 +186,7 @@ def test_caches_do_not_mix() -> None:
 def test_untracked_inference_is_told_by_model() -> None:
     tale = Tale()
     tale.tell(SPACE.stream(), UntrackedForwarded(at_ns=tale.now, namespace=SPACE, reason="bypass"))
-    assert span(tale, "arm").groups["untracked"].untracked_minutes == 1
+    assert groups_of(tale, "arm")["untracked"].untracked_minutes == 1
 
 
 def test_the_budget_is_exceeded_by_several_calls_and_given_anew() -> None:
@@ -212,7 +212,7 @@ def test_a_context_that_began_before_the_log_is_made_known() -> None:
     report.know(begun.state)
     for recorded in tale.log:
         report.apply(recorded)
-    groups = report.since(0, tale.now, "tenant").groups
+    groups = report.since(0, tale.now).by("tenant")
     assert groups["tenant"].calls == 1
     assert report.chunk_tokens(begun.state.namespace) == SIZE
 
@@ -264,13 +264,13 @@ def tale_of(steps: list[tuple[object, ...]]) -> Tale:
 def test_every_grouping_adds_up_and_every_dead_token_has_one_end(steps: list[tuple[object, ...]]) -> None:
     tale = tale_of(steps)
     report = told(tale)
-    spans = [report.since(0, tale.now, by) for by in DIMENSIONS]
-    for each in spans:
+    span = report.since(0, tale.now)
+    for by in DIMENSIONS:
         summed = Counts()
-        for counts in each.groups.values():
+        for counts in span.by(by).values():
             summed.add(counts)
-        assert summed == each.total == spans[0].total
-    counts = spans[0].total
+        assert summed == span.total()
+    counts = span.total()
     ends = counts.freed_tokens + counts.evicted_dead_tokens + counts.revived_tokens
     assert counts.dead_seen_tokens == ends + report.watch.num_dead(SPACE) * SIZE
     assert counts.regretted_tokens <= counts.freed_tokens + counts.revived_tokens
@@ -286,7 +286,7 @@ def test_the_log_told_again_through_its_bytes_gives_the_same(
     first, second = told(tale), Report(BUDGET)
     for number, recorded in enumerate(tale.log):
         if number == at:
-            second.since(0, recorded.event.at_ns, "agent")
+            second.since(0, recorded.event.at_ns)
         again = decode(encode(recorded.event))
         second.apply(msgspec.structs.replace(recorded, event=again))
     assert first.digest(tale.now) == second.digest(tale.now)
@@ -330,7 +330,7 @@ def test_regret_is_what_a_search_through_the_log_finds(steps: list[tuple[object,
         for s in ([step, ("free", 0, set("abc"), step[3])] if step[0] == "dead" else [step])
     ]
     tale = tale_of(serial)
-    counts = told(tale).since(0, tale.now, "tenant").total
+    counts = told(tale).since(0, tale.now).total()
     assert (counts.regretted_tokens, counts.would_regret_tokens) == brute_regret(tale)
 
 
@@ -359,10 +359,22 @@ async def test_lives_through_the_real_books_and_the_real_plan() -> None:
     for directive, suppressed in reclaimer._planned():
         await reclaimer.propose(directive)
         await reclaimer.execute(directive, suppressed)
-    counts = report.since(0, clock.now, "tenant").groups["t"]
+    counts = report.since(0, clock.now).by("tenant")["t"]
     after = chain_of("s1 u3")
     lost = sum(before[i : i + 32] != after[i : i + 32] for i in range(0, len(before), 32))
     assert counts.dead_seen_tokens == counts.freed_tokens == lost * story.CHUNK > 0
     assert counts.regretted_tokens == 0
     await agent.call("s1 u1 a1 u2", "c4")
-    assert report.since(0, clock.now, "tenant").total.regretted_tokens == lost * story.CHUNK
+    assert report.since(0, clock.now).total().regretted_tokens == lost * story.CHUNK
+
+
+def test_contexts_and_calls_without_end_cost_no_memory() -> None:
+    tale = Tale()
+    for number in range(MAX_CONTEXTS + 10):
+        tale.context(f"c{number}", f"t{number}", f"a{number}")
+    for number in range(MAX_CALLS + 10):
+        arrived = CallArrived(at_ns=tale.now, call_id=f"lost {number}", attempt=1, kept=-1)
+        tale.tell(context_stream("c1"), arrived)
+    held = told(tale).size()
+    assert held["contexts"] == MAX_CONTEXTS
+    assert held["calls"] == MAX_CALLS

@@ -31,12 +31,12 @@ def ask(watch: RemovalWatch, number: int, outcome: DirectiveOutcome, at_ns: int)
 def test_the_removed_are_remembered_longest_and_all_is_bounded() -> None:
     watch = RemovalWatch()
     ask(watch, 0, DirectiveOutcome.APPLIED, SECOND)
-    for number in range(1, 2 * MAX_WATCHED // BATCH):
+    for number in range(1, MAX_WATCHED // BATCH + 5):
         ask(watch, number, DirectiveOutcome.FAILED, SECOND)
         assert watch.num_chunks() <= MAX_WATCHED
     assert watch.num_dead(SPACE) <= MAX_WATCHED
     assert watch.needed(SPACE, run_of(0), 2 * SECOND).regretted[CELL] == BATCH
-    for number in range(1_000, 1_000 + 2 * MAX_WATCHED // BATCH):
+    for number in range(1_000, 1_000 + MAX_WATCHED // BATCH + 5):
         ask(watch, number, DirectiveOutcome.APPLIED, 2 * SECOND)
         assert watch.num_chunks() <= MAX_WATCHED
 
