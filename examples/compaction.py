@@ -41,7 +41,7 @@ def gone() -> set[str]:
 
 print("12 turns with a tool")
 history = [{"role": "system", "content": f"{CTX}. {RULES}"}, {"role": "user", "content": "What was slow?"}]
-for n in range(12):  # the weights are random, so this script plays the part of deciding to call the tool
+for n in range(12):  # no model decides anything here, so this script plays the part of calling the tool
     call = {"id": f"call_{n}", "type": "function", "function": {"name": "read_log", "arguments": "{}"}}
     history.append({"role": "assistant", "content": turn(history), "tool_calls": [call]})
     history.append({"role": "tool", "tool_call_id": call["id"], "content": f"Day {n}: {LOG}"})

@@ -20,8 +20,12 @@ from tests.proxy.embedded_world import Shared, config_in, embedded_engine, share
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-NEEDS_A_MODEL = {test_lifecycle_main.test_a_compaction_frees_exactly_the_old_list}
-"""Compares log probabilities; `test_embedded` has the rest of it."""
+LEFT_OUT = {
+    # Compares log probabilities; `test_embedded` has the rest of it.
+    test_lifecycle_main.test_a_compaction_frees_exactly_the_old_list,
+    # Waits for seconds until a lease is over.
+    test_lifecycle_pins.test_the_end_of_its_lease_frees_a_pin,
+}
 
 
 def scenarios(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -32,7 +36,7 @@ def scenarios(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
     return {
         name: test
         for name, test in tests.items()
-        if test not in NEEDS_A_MODEL and "engine_stack" not in inspect.signature(test).parameters
+        if test not in LEFT_OUT and "engine_stack" not in inspect.signature(test).parameters
     }
 
 
