@@ -104,9 +104,9 @@ class LogKeeper:
         self.first_position = await self._log.first_position()
         self._snapshots = snapshots
 
-    async def run(self) -> None:
+    async def run(self, look_seconds: float = LOOK_SECONDS) -> None:
         """Until cancelled. Whatever fails is tried again, ever more rarely; it never ends the loop."""
-        pause = LOOK_SECONDS
+        pause = look_seconds
         while True:
             await asyncio.sleep(pause)
             try:
@@ -121,7 +121,7 @@ class LogKeeper:
                 )
                 log.warning("snapshot or trim failed", error=str(error))
             else:
-                self.problem, pause = "", LOOK_SECONDS
+                self.problem, pause = "", look_seconds
 
     async def close(self) -> None:
         """Write a last snapshot, if `LAST_SECONDS` are enough for it: the next start is faster then."""
@@ -181,9 +181,9 @@ class LogKeeper:
                 name, content = step
                 batch[name] = content
                 num_bytes += len(content)
+                self.size_bytes += len(content)
             if num_bytes >= PUT_BYTES:
                 await store.put(batch)
-                self.size_bytes += num_bytes
                 batch, num_bytes, began = {}, 0, clock()
             elif (took := clock() - began) >= SLICE_SECONDS:
                 await asyncio.sleep(rest * took)

@@ -1,7 +1,7 @@
 """Whole logs of random lives, as a test tool: contexts, a cache that talks, directives, time that passes."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from lifecycle.core.digest import digest_all
 from lifecycle.core.directives import DirectiveResult
@@ -24,6 +24,8 @@ from lifecycle.log_keeper import LogKeeper
 from lifecycle.ports import EventLog, SnapshotStore
 from lifecycle.projections.contexts import Contexts
 from lifecycle.projections.index_facts import IndexFacts, taken
+from lifecycle.store.memory import MemoryEventLog
+from lifecycle.store.snapshots import MemorySnapshots
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Tier
 from tests.lifecycle.core.story import BYTES_PER_TOKEN, NAMESPACE
@@ -241,3 +243,39 @@ class RandomBooks:
             return chain_of("s1 u1")
         known = chain_of(self.rng.choice(sorted(self.lists.values())))
         return known if everything else b"".join(k for k in split_keys(known) if self.rng.random() < 0.4)
+
+
+async def each(recorded: Iterable[RecordedEvent]) -> AsyncIterator[RecordedEvent]:
+    for one in recorded:
+        yield one
+
+
+async def from_zero(recorded: list[RecordedEvent]) -> Contexts:
+    contexts = Contexts(RETENTION_SECONDS)
+    await contexts.rebuild(each(recorded))
+    return contexts
+
+
+async def lived(seed: int, steps: Iterable[str]) -> tuple[RandomBooks, MemorySnapshots]:
+    """A life with snapshots and trims, each of which is a chance to be wrong."""
+    log, snapshots = MemoryEventLog(), MemorySnapshots()
+    it = RandomBooks(log, snapshots, seed)
+    await it.start()
+    for step in steps:
+        await it.step(step)
+    return it, snapshots
+
+
+async def all_agree(it: RandomBooks, snapshots: MemorySnapshots) -> bytes:
+    """Live state, replay from zero, and a restart on what is left are the same, and plan the same."""
+    now = it.clock.now_ns()
+    live = it.tracker.contexts
+    whole = await from_zero(it.recorded)
+    assert facts(whole) == facts(live)
+    again = Tracker(it.log, it.clock, RETENTION_SECONDS)
+    await again.start(snapshots)
+    assert facts(again.contexts) == facts(whole)
+    assert plans(again.contexts, now) == plans(whole, now) == plans(live, now)
+    for namespace in live.index.namespaces():
+        assert again.contexts.index.stats(namespace) == live.index.stats(namespace)
+    return facts(whole)

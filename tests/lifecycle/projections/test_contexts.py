@@ -1,10 +1,13 @@
 """What is true, read from the log: names, pins and directives; and what may be forgotten."""
 
+from collections.abc import AsyncIterator
+
 import msgspec
 import pytest
 
 from lifecycle.core.directives import DirectiveResult, Reclaim
 from lifecycle.core.events import (
+    ChunksGone,
     ContextClosed,
     ContextCreated,
     DirectiveProposed,
@@ -17,12 +20,12 @@ from lifecycle.core.events import (
 from lifecycle.core.ids import ContextKey, Namespace
 from lifecycle.core.observations import OperationReceived, PinsDropped, PinSpan
 from lifecycle.errors import CorruptLog
-from lifecycle.projections.contexts import NUM_CLOSED_KEPT, Contexts, Held
+from lifecycle.projections.contexts import NUM_CLOSED_KEPT, RETENTION_SECONDS, Contexts, Held
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import DirectiveOutcome, IdentityRung
 from tests.lifecycle.core.story import BYTES_PER_TOKEN, NAMESPACE
-from tests.lifecycle.lives import Agent, ManualClock
+from tests.lifecycle.lives import Agent, ManualClock, chain_of
 
 KEY = ContextKey("t", "name")
 OTHER = Namespace("other model")
@@ -137,3 +140,61 @@ async def test_who_lost_control_stays_so_until_rearmed_also_through_a_snapshot(t
     held = msgspec.msgpack.decode(msgspec.msgpack.encode(contexts.held()), type=Held)
     again.hold(contexts.position, {}, [], contexts.stream_versions, held, contexts.index)
     assert again.demotions == contexts.demotions
+
+
+def closed_at(contexts: Contexts, uid: str, at_ns: int, position: int) -> int:
+    """A context that opens and closes at that time; answers the last position."""
+    created = ContextCreated(
+        at_ns=at_ns, uid=uid, tenant="t", context_id=uid, namespace=NAMESPACE, rung=IdentityRung.EXPLICIT
+    )
+    for version, event in enumerate((created, ContextClosed(at_ns=at_ns, reason="r")), start=1):
+        contexts.apply(RecordedEvent(f"ctx/{uid}", version, position + version, event))
+    return position + 2
+
+
+def test_closed_contexts_and_settled_directives_are_forgotten_after_the_retention_by_event_time() -> None:
+    contexts = Contexts(retention_seconds=3600)
+    position = closed_at(contexts, "old", 0, 0)
+    directive = Reclaim(directive_id="d", namespace=NAMESPACE, reason="r", keys=bytes(32))
+    under_way = msgspec.structs.replace(directive, directive_id="under way")
+    result = DirectiveResult(outcome=DirectiveOutcome.APPLIED)
+    for event in (
+        DirectiveProposed(at_ns=0, directive=directive, as_of=0),
+        DirectiveProposed(at_ns=0, directive=under_way, as_of=0),
+        DirectiveSettled(at_ns=0, directive_id="d", namespace=NAMESPACE, result=result),
+    ):
+        position += 1
+        contexts.apply(RecordedEvent(NAMESPACE.stream(), position - 2, position, event))
+    position = closed_at(contexts, "young", 3599 * 10**9, position)
+    assert set(contexts.states) == {"old", "young"}
+    assert set(contexts.directives) == {"d", "under way"}
+    position = closed_at(contexts, "now", 3660 * 10**9, position)
+    assert set(contexts.states) == {"young", "now"}
+    assert set(contexts.directives) == {"under way"}, "what is under way is still waited for"
+    assert contexts.find(ContextKey("t", "old"), NAMESPACE) is None
+    assert contexts.version_of("ctx/old") == 0
+
+
+async def test_a_context_is_not_forgotten_while_chunks_that_it_let_go_may_be_freed(tracker: Tracker) -> None:
+    agent = Agent(tracker, "a")
+    await agent.open()
+    await agent.call("s1 u1")
+    await agent.stored(chain_of("s1 u1"))
+    await agent.close()
+    assert isinstance(tracker.clock, ManualClock)
+    tracker.clock.advance(RETENTION_SECONDS + 60)
+    await agent.stored(b"")
+    assert "a" in tracker.contexts.states, "its mode decides whether they may be freed"
+    gone = ChunksGone(at_ns=tracker.clock.now_ns(), namespace=NAMESPACE, keys=chain_of("s1 u1"))
+    await tracker.record(NAMESPACE, [gone])
+    tracker.clock.advance(60)
+    await agent.stored(b"")
+    assert "a" not in tracker.contexts.states
+
+
+async def test_a_log_that_lacks_a_position_is_corrupt(tracker: Tracker) -> None:
+    async def torn() -> AsyncIterator[RecordedEvent]:
+        yield RecordedEvent("ctx/a", 1, 2, ContextClosed(at_ns=1, reason="r"))
+
+    with pytest.raises(CorruptLog, match="position 1"):
+        await Contexts().rebuild(torn())
