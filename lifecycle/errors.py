@@ -5,7 +5,8 @@ LifecycleError
 ├── UnknownContext       the context is not this tenant's, or does not exist
 ├── VersionConflict      somebody else appended first; read again and decide again
 ├── LogUnavailable       the log cannot take or give events now; calls go on untracked
-└── CorruptLog           what was read back cannot be decoded; reclaim stops
+├── CorruptLog           what was read back cannot be decoded; reclaim stops
+└── ReadModelsUnavailable  the read models' database cannot take or give rows now; nothing else suffers
 """
 
 
@@ -37,3 +38,7 @@ class LogUnavailable(LifecycleError):
 
 class CorruptLog(LifecycleError):
     """The log holds something this version cannot decode."""
+
+
+class ReadModelsUnavailable(LifecycleError):
+    """The database of the read models cannot be used now, or tells of another log; the message says which."""

@@ -12,7 +12,9 @@ import structlog
 import typer
 import uvloop
 from rich.console import Console
+from rich.progress import Progress
 
+from lifecycle.errors import LifecycleError
 from lifecycle.vocabulary import Mode
 from proxy.config import ADMIN_KEY_VARIABLE, Config, InvalidConfig, json_schema, load_config
 
@@ -173,6 +175,26 @@ def report(
         console.print_json(data=document)
     else:
         console.print(report_table(document), highlight=False)
+
+
+@app.command()
+def rebuild(config: ConfigFile = None) -> None:
+    """Make the SQL read models anew from the event log; the proxy may run meanwhile."""
+    from proxy.read_models import rebuild as rebuilt
+
+    settings = _load(config, {})
+    with Progress(console=console) as bar:
+        task = bar.add_task("events", total=None)
+        try:
+            done = asyncio.run(rebuilt(settings, lambda at, of: bar.update(task, completed=at, total=of)))
+        except (InvalidConfig, LifecycleError) as error:
+            _fail(str(error))
+    console.print(f"rebuilt from {done.num_events} events, up to position {done.position}", highlight=False)
+    if done.first_position > 1:
+        console.print(
+            f"the log begins at position {done.first_position}; {done.kept} rows from before were kept",
+            highlight=False,
+        )
 
 
 @app.command(name="config-schema")

@@ -143,6 +143,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_url: Annotated[
         str, _doc("The event log: `sqlite:///path`, `redis://host/0?prefix=kvtether`, or `memory:`.")
     ] = "sqlite:///kvtether.db"
+    read_models_url: Annotated[
+        str,
+        _doc(
+            "SQL tables for queries and dashboards, kept from the log: `sqlite:///path` or "
+            "`postgresql://user@host:5432/database`. Empty: none."
+        ),
+    ] = ""
     retention_hours: Annotated[
         float,
         _doc(

@@ -44,6 +44,7 @@ from proxy.models import (
 )
 from proxy.modes import Modes
 from proxy.pin_keeper import PinKeeper
+from proxy.read_models import ReadModelLoop
 from proxy.report import ReportKeeper
 from proxy.system import RandomIds, SystemClock
 from proxy.tasks import Tasks, owned_tasks
@@ -129,6 +130,7 @@ class Runtime:
         )
         self.placement = PlacementWatch(self.tracker, self.cache)
         self.metrics = Metrics(self.tracker)
+        self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log)
         self.metrics.show_log(self.log_keeper)
         self.holds = HoldWatch(
@@ -384,6 +386,7 @@ async def open_runtime(
             runtime.reclaim,
             runtime.keep_pins,
             runtime.watch_holds,
+            runtime.read_models.run,
             runtime.log_keeper.run,
             runtime.watch_placement,
             runtime.reporting.run,

@@ -44,7 +44,7 @@ async def open_database(url: str, busy_timeout_s: float = 5.0) -> AsyncEngine:
     if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
         raise ValueError(f"the event log needs a URL like sqlite:///path/to/file.db, not {url!r}")
     parsed = parsed.set(drivername="sqlite+aiosqlite")
-    _make_private(parsed)
+    make_private(parsed)
     engine = create_async_engine(parsed, **_options(busy_timeout_s))
     event.listen(engine.sync_engine, "connect", _prepare)
     try:
@@ -99,7 +99,8 @@ def _named(error: BaseException | None, url: URL) -> LogUnavailable | CorruptLog
     return LogUnavailable(f"the database {url.database} is unavailable: {error}{advice}")
 
 
-def _make_private(url: URL) -> None:
+def make_private(url: URL) -> None:
+    """Create the file of a SQLite database, readable by its owner alone. Raises `LogUnavailable`."""
     if url.database is None or url.database.startswith("file:"):
         return
     try:
