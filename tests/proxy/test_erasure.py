@@ -7,9 +7,10 @@ import pytest
 from lifecycle.core.ids import split_keys
 from lifecycle.errors import LogUnavailable
 from lifecycle.vocabulary import Mode
-from proxy.erasure import erase_tenant
+from proxy.erasure import IN_FLIGHT, erase_tenant
 from tests.lifecycle.lives import GatedLog
 from tests.proxy.test_data_app import bearer, keys
+from tests.proxy.toy_model import NAME
 from tests.proxy.whole_proxy import Message, Whole, assistant, lifecycle, system, user, whole_proxy
 
 HEAD = system("a system prompt that both of the tenants share with each other")
@@ -72,6 +73,40 @@ async def test_what_cannot_be_freed_is_left_with_a_reason(tmp_path: Path) -> Non
         assert erased.reasons == ["something is wrong"]
         assert set(it.toy.keys(OF_A)) <= set(it.cache.chunks)
         assert not [d for d in it.cache.asked if set(split_keys(getattr(d, "keys", b"")))]
+
+
+async def test_what_calls_in_flight_hold_is_left_until_they_are_over(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path, api_keys=keys()) as it:
+        await called(it, "b", OF_B)
+        await called(it, "a", OF_A[:1])
+        it.toy.holds = lambda body: bool(body.get("stream"))
+        both = set(it.toy.keys(OF_A)) & set(it.toy.keys(OF_B))
+        own = set(it.toy.keys(OF_A)) - both
+        body = {"model": NAME, "messages": OF_A, "stream": True}
+        headers = {**lifecycle(ctx="x", call="2"), **bearer("a")}
+        async with it.data.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
+            await anext(answer.aiter_bytes())
+            await it.until(lambda: any(f.mapping_known for f in it.context("x", "a").flights))
+            erased = await erase_tenant(it.runtime, "a")
+            assert set(erased.left) >= {key.hex() for key in own}
+            assert set(erased.shared) >= {key.hex() for key in both}
+            assert erased.reasons == [IN_FLIGHT]
+            assert own <= set(it.cache.chunks)
+        await it.until(lambda: not it.context("x", "a").flights)
+        erased = await erase_tenant(it.runtime, "a")
+        assert (erased.shared, erased.left, erased.reasons) == ([], [], [])
+        assert not own & set(it.cache.chunks)
+        assert set(it.toy.keys(OF_B)) <= set(it.cache.chunks)
+
+
+async def test_what_nobody_could_prove_to_be_its_own_is_erased_too(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path, Mode.OBSERVE, api_keys=keys()) as it:
+        it.cache.store(b"".join(it.toy.keys(OF_A)))  # there before the tenant's first call
+        await called(it, "a", OF_A)
+        await it.ops_as("a", {"op": "close", "seq": 1, "ctx": "x"})
+        erased = await erase_tenant(it.runtime, "a")
+        assert set(erased.erased) >= {key.hex() for key in it.toy.keys(OF_A)}
+        assert not set(it.toy.keys(OF_A)) & set(it.cache.chunks)
 
 
 async def test_nothing_is_said_to_be_erased_while_the_log_is_away(tmp_path: Path) -> None:
