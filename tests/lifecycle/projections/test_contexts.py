@@ -198,3 +198,21 @@ async def test_a_log_that_lacks_a_position_is_corrupt(tracker: Tracker) -> None:
 
     with pytest.raises(CorruptLog, match="position 1"):
         await Contexts().rebuild(torn())
+
+
+def test_of_two_contexts_of_one_name_the_later_one_has_it_also_behind_a_snapshot() -> None:
+    """Two writers may open the same name at once."""
+    contexts = Contexts()
+    for position, uid in enumerate(("first", "second"), start=1):
+        created = ContextCreated(
+            at_ns=1, uid=uid, tenant="t", context_id="n", namespace=NAMESPACE, rung=IdentityRung.EXPLICIT
+        )
+        contexts.apply(RecordedEvent(f"ctx/{uid}", 1, position, created))
+    other = Contexts()
+    backwards = dict(reversed(contexts.states.items()))
+    other.hold(2, backwards, (), contexts.stream_versions, contexts.held(), contexts.index)
+    for each in (contexts, other):
+        found = each.find(ContextKey("t", "n"), NAMESPACE)
+        assert found is not None
+        assert found.uid == "second"
+    assert other.held().nameless == ["first"]

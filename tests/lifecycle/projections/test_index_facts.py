@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from lifecycle.core.events import CallArrived, ChunksConfirmed
+from lifecycle.core.directives import DirectiveResult, Reclaim
+from lifecycle.core.events import CallArrived, ChunksConfirmed, DirectiveProposed, DirectiveSettled
 from lifecycle.core.ids import KEY_BYTES, ContextKey, Namespace
 from lifecycle.core.state import ROOT, ContextState, Version
 from lifecycle.projections.chunk_index import ChunkIndex
@@ -20,7 +21,7 @@ from lifecycle.projections.index_facts import (
     put,
     taken,
 )
-from lifecycle.vocabulary import IdentityRung, Tier
+from lifecycle.vocabulary import DirectiveOutcome, IdentityRung, Tier
 
 NAMESPACE = Namespace("m")
 
@@ -76,6 +77,33 @@ def test_shared_and_cut_runs_and_the_dead_come_over() -> None:
     assert other.stats(NAMESPACE) == index.stats(NAMESPACE)
     assert dead_owners(other) == dead_owners(index) == {"gone"}
     assert other.references(NAMESPACE, keys(1)) == 2
+
+
+def test_what_was_asked_for_and_what_waits_for_another_try_come_over() -> None:
+    """A directive names a chunk that left the books and comes back, and a live one that it did not free."""
+    one, late = state("one", keys(1, 2)), state("late", keys(5))
+    index = indexed(one)
+    directives = [
+        Reclaim(directive_id=name, namespace=NAMESPACE, reason="r", keys=run)
+        for name, run in (("failed", keys(1)), ("open", keys(5)))
+    ]
+    for directive in directives:
+        index.apply(DirectiveProposed(at_ns=2, directive=directive, as_of=1), None, None)
+    failed = DirectiveResult(outcome=DirectiveOutcome.FAILED)
+    settled = DirectiveSettled(at_ns=3, directive_id="failed", namespace=NAMESPACE, result=failed)
+    index.apply(settled, None, None)
+    other = moved(index, {"one": one})
+    assert other.digest() == index.digest()
+    told = index.describe(NAMESPACE, keys(1))
+    assert told is not None
+    assert told.retry_ns > 0
+    assert told == other.describe(NAMESPACE, keys(1))
+    for each in (index, other):
+        each.apply(replace(EVENT, at_ns=4), None, late)
+    told = other.describe(NAMESPACE, keys(5))
+    assert told is not None
+    assert told.flags == ("PENDING",)
+    assert other.digest() == index.digest()
 
 
 def test_a_whole_run_keeps_the_bytes_of_its_version() -> None:
