@@ -246,6 +246,8 @@ class ChunkIndex:
         for stretch in runs.stretches(answered):
             runs.mark(stretch, 0, clear=ChunkFlag.PENDING)
         self._gone(event.namespace, event.result.gone)
+        if outcome is DirectiveOutcome.EXPIRED:
+            return  # nobody told what became of it: what is still dead is asked for again at once
         gone = set(split_keys(event.result.gone))
         left = b"".join(key for key in split_keys(directive.keys) if key not in gone)
         demoted = isinstance(directive, Demote) and outcome in (
