@@ -3,17 +3,22 @@
 An event that a chunk was removed is no proof: another copy may live. So every such hint leads to a look into
 the directory, and only what is in no tier any more is recorded as gone: it is then neither proven nor ours,
 whoever stores it again.
+
+A directory proves absence only if it has seen every store. One that started anew has not: a coordinator keeps
+it in memory. As long as the books are older than it, what it does not show may be there all the same,
+unless it has shown it before.
 """
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import structlog
 
 from engine_bridge.cache_events import BlocksRemoved, EventBatch, EventsMissed, IncarnationChanged
 from engine_bridge.errors import CacheUnavailable
-from lifecycle.core.events import ChunksGone
-from lifecycle.core.ids import KEY_BYTES, Namespace
+from lifecycle.core.events import ChunksConfirmed, ChunksGone, RecordedEvent
+from lifecycle.core.ids import Namespace, split_keys
 from lifecycle.errors import LogUnavailable
 from lifecycle.ports import CacheControl
 from lifecycle.tracker import Tracker
@@ -27,8 +32,20 @@ GATHER_SECONDS = 1.0
 KEYS_PER_LOOK = 2_000
 
 
+@runtime_checkable
+class YoungDirectory(Protocol):
+    """What a `CacheControl` has in addition if its directory may be younger than what the cache holds."""
+
+    async def directory_began_ns(self) -> int:
+        """When the directory began to hear of stores; 0 if it does not say. Raises `CacheUnavailable`."""
+        ...
+
+
 class PlacementWatch:
-    """Turns hints into looks. `take` is called with every batch of the engine's event stream."""
+    """Turns hints into looks. `take` is called with every batch of the engine's event stream.
+
+    `blind` says that the directory does not know everything that the books do.
+    """
 
     def __init__(self, tracker: Tracker, cache: CacheControl, gather_seconds: float = GATHER_SECONDS) -> None:
         self._tracker = tracker
@@ -37,6 +54,10 @@ class PlacementWatch:
         self._removed: set[bytes] = set()
         self._doubts = ""
         self._wake = asyncio.Event()
+        self.blind = False
+        self._began_ns = 0
+        self._shown: set[bytes] = set()
+        tracker.listeners.append(self._heard)
 
     def take(self, batch: EventBatch) -> None:
         """Remember what must be looked at."""
@@ -86,14 +107,46 @@ class PlacementWatch:
                 keys = [key for key in sorted(removed) if key not in unproven]
             for start in range(0, len(keys), KEYS_PER_LOOK):
                 batch = keys[start : start + KEYS_PER_LOOK]
-                await self._record_gone(namespace, batch, doubts or "the engine reported a removal")
+                await self.look(namespace, batch, doubts or "the engine reported a removal")
 
-    async def _record_gone(self, namespace: Namespace, keys: Sequence[bytes], reason: str) -> None:
-        gone = [p.key for p in await self._cache.locate(namespace, keys) if not p.tiers]
+    async def look(self, namespace: Namespace, keys: Sequence[bytes], reason: str) -> int:
+        """Record which of these keys, shown by the cache before, are in no tier any more; answers how many.
+
+        Raises `CacheUnavailable`, `LogUnavailable`.
+        """
+        present = await self._cache.locate(namespace, keys) if keys else ()
+        # After the look: a directory that started anew in between is found out.
+        await self._ask_the_directorys_age()
+        gone = [p.key for p in present if not p.tiers]
+        if self.blind:
+            gone = [key for key in gone if key in self._shown]
+            self._shown |= {p.key for p in present if p.tiers}
         if not gone:
-            return
+            return 0
         event = ChunksGone(
             at_ns=self._tracker.clock.now_ns(), namespace=namespace, keys=b"".join(gone), reason=reason
         )
         await self._tracker.record(namespace, [event])
-        log.info("chunks left the cache", chunks=len(event.keys) // KEY_BYTES, reason=reason)
+        self._shown -= set(gone)
+        log.info("chunks left the cache", chunks=len(gone), reason=reason)
+        return len(gone)
+
+    async def _ask_the_directorys_age(self) -> None:
+        if not isinstance(self._cache, YoungDirectory):
+            return
+        began_ns = await self._cache.directory_began_ns()
+        if began_ns != self._began_ns:
+            self._shown.clear()
+            if self._began_ns:
+                log.warning("the directory started anew: what it does not show may be there all the same")
+        self._began_ns = began_ns
+        states = self._tracker.contexts.states.values()
+        self.blind = any(state.created_ns < began_ns for state in states)
+        if not self.blind:
+            self._shown.clear()
+
+    def _heard(self, batch: Sequence[RecordedEvent]) -> None:
+        if self.blind:
+            for recorded in batch:
+                if isinstance(recorded.event, ChunksConfirmed):
+                    self._shown.update(split_keys(recorded.event.keys))

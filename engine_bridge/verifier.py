@@ -10,7 +10,7 @@ An event that a chunk entered L1 proves no store of ours: a load from L2 reports
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -83,7 +83,8 @@ class ComputedCall(msgspec.Struct, frozen=True, kw_only=True):
 class Verifier:
     """Confirms, after each tracked call, what the cache holds of it, and learns what it generated.
 
-    `pauses_seconds` are the pauses before each look at one call.
+    `pauses_seconds` are the pauses before each look at one call. `blind` says that what the cache's directory
+    does not show may be there all the same.
     """
 
     def __init__(
@@ -92,11 +93,13 @@ class Verifier:
         cache: CacheControl,
         blocks: CallBlocks,
         pauses_seconds: Sequence[float] = PAUSES_SECONDS,
+        blind: Callable[[], bool] = lambda: False,
     ) -> None:
         self._tracker = tracker
         self._cache = cache
         self._blocks = blocks
         self._pauses_seconds = pauses_seconds
+        self._blind = blind
 
     async def absent(self, namespace: Namespace, keys: bytes) -> frozenset[bytes]:
         """Which of a call's keys the cache has not got, of those not proven to be ours.
@@ -104,7 +107,7 @@ class Verifier:
         To be asked before the call's answer. A cache that does not tell proves nothing.
         """
         unproven = self._tracker.contexts.index.unproven(namespace, keys)
-        if not unproven:
+        if not unproven or self._blind():
             return frozenset()
         try:
             return frozenset(p.key for p in await self._cache.locate(namespace, unproven) if not p.tiers)

@@ -136,6 +136,17 @@ class Reclaimer:
             return False
         return (may_touch and self._mode_of(owner) is Mode.ENFORCE) is enforced
 
+    def objection_to(self, namespace: Namespace, owner: str) -> str:
+        """Why what context `owner` held last must not be freed now; empty if it may be."""
+        contexts = self._tracker.contexts
+        if self._mode_of(owner) is not Mode.ENFORCE:
+            return OBSERVED
+        return (
+            self._tracker.degraded
+            or self._objection(namespace)
+            or others_may_use(contexts.index, namespace, self._tracker.clock.now_ns())
+        )
+
     async def propose(self, directive: Directive) -> None:
         """Record the proposal. Raises `LogUnavailable`: then it must not be sent."""
         event = DirectiveProposed(

@@ -62,6 +62,8 @@ class HoldWatch:
         self._keeping = asyncio.Lock()
         self._servers: Mapping[str, int] = {}
         self._drifted: frozenset[str] = frozenset()
+        self.num_foreign = 0
+        """Objects in our models and salts that somebody else pins, too, by the last comparison."""
         self._put_off = False
         self._wake = asyncio.Event()
 
@@ -134,6 +136,7 @@ class HoldWatch:
     async def _reconcile(self, holder: PinHolder) -> None:
         self._put_off = False
         if not holder.held_pins():
+            self.num_foreign = 0
             return
         try:
             done = await holder.reconcile(self._tracker.clock.now_ns(), self._is_wanted)
@@ -145,9 +148,11 @@ class HoldWatch:
             "expired": done.expired,
             "orphaned": done.orphaned,
             "restored": done.restored,
+            "surplus": done.surplus,
             "drifted": tuple(sorted(drifted - self._drifted)),
         }
         self._drifted = drifted
+        self.num_foreign = done.foreign
         for what, pins in found.items():
             if pins:
                 self._repairs.labels(what).inc(len(pins))

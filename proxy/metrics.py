@@ -49,9 +49,22 @@ class Metrics:
         self.regretted = self._counter(
             "regretted_tokens", "Tokens that were freed and needed again within ten minutes."
         )
+        self._drift = self._counter("drift", "Chunks that somebody took away or brought back.", ["what"])
         self.untracked = self._counter("untracked_calls", "Inference forwarded without being tracked.")
         self.registry.register(_Sample(self._sample))
         tracker.listeners.append(self._heard)
+
+    def drifted(self, what: str, chunks: int) -> None:
+        """Chunks were found `gone`, or `returned` after they were freed."""
+        self._drift.labels(what).inc(chunks)
+
+    def show_holds(self, held: Callable[[], int], foreign: Callable[[], int]) -> None:
+        """Export how many pins the cache holds for us, and how many objects others pin beside us."""
+        for name, text, number in (
+            ("cache_holds", "Pins that the cache holds for us.", held),
+            ("foreign_pins", "Cache objects in our models that somebody else pins.", foreign),
+        ):
+            Gauge(f"kvtether_{name}", text, registry=self.registry).set_function(number)
 
     def render(self) -> bytes:
         """The text exposition."""

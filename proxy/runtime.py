@@ -10,6 +10,7 @@ import structlog
 
 from engine_bridge.cache_events import EventSubscriber
 from engine_bridge.call_blocks import CallBlocks
+from engine_bridge.drift_watch import DriftWatch
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
 from engine_bridge.drivers.lmcache_selftest import Tokenize
 from engine_bridge.drivers.noop import NoCacheControl
@@ -117,7 +118,7 @@ class Runtime:
         self.tracking = Tracking(
             self.tracker,
             self.reclaimer,
-            Verifier(self.tracker, self.cache, self.blocks),
+            Verifier(self.tracker, self.cache, self.blocks, blind=lambda: self.placement.blind),
             self.declarations,
             self.mailboxes,
             self.models,
@@ -133,14 +134,18 @@ class Runtime:
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log)
         self.metrics.show_log(self.log_keeper)
+        self.drift = DriftWatch(
+            self.tracker, self.cache, self.placement, self.reclaimer, self.ids, self.metrics.drifted
+        )
         self.holds = HoldWatch(
             self.cache,
             self.tracker,
             lambda uid: self.pins.changing(uid),
-            lambda: self.self_test.ok and not self.problem,
+            lambda: self.self_test.ok and not self.following.problem,
             self.placement.doubt,
             self.metrics.pin_repairs,
         )
+        self.metrics.show_holds(lambda: self.holds.num_held, lambda: self.holds.num_foreign)
         self.pins = PinKeeper(
             self.tracker,
             self.reclaimer,
@@ -170,11 +175,6 @@ class Runtime:
         """Set when the engine was reached, the self-test has run, and models are mapped or never can be."""
 
     @property
-    def problem(self) -> str:
-        """Why nothing is followed; empty if calls are."""
-        return self.following.problem
-
-    @property
     def problems(self) -> tuple[str, ...]:
         """Everything that keeps us from controlling the cache, each with its fix."""
         found = list(self.self_test.problems)
@@ -187,8 +187,8 @@ class Runtime:
                 "--kv-events-config and set cache.events_endpoint"
             )
         found += self.reporting.problems
-        if self.problem:
-            found.append(self.problem)
+        if self.following.problem:
+            found.append(self.following.problem)
         elif self.tracker.degraded:
             found.append(self.tracker.degraded)
         return tuple(found)
@@ -207,8 +207,8 @@ class Runtime:
 
     def objection(self, namespace: Namespace) -> str:
         """Why nothing of this namespace may be touched now; empty if it may."""
-        if self.problem:
-            return self.problem
+        if self.following.problem:
+            return self.following.problem
         if not self.self_test.ok:
             return "; ".join(self.self_test.problems) or "the self-test failed"
         if self.modes.bypass_all:
@@ -389,6 +389,7 @@ async def open_runtime(
             runtime.read_models.run,
             runtime.log_keeper.run,
             runtime.watch_placement,
+            runtime.drift.run,
             runtime.reporting.run,
             runtime.reporting.look,
         ):

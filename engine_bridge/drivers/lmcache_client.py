@@ -4,6 +4,7 @@ Only documented endpoints, only what the driver needs; every reply is decoded in
 fields it does not know. Checked against LMCache 0.5.6 and vLLM 0.32.0.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -23,6 +24,8 @@ LOOKUP_OBJECTS = 2000
 """A reply holds every chunk's token ids: more at once would keep the event loop busy for too long."""
 
 Reply = TypeVar("Reply")
+
+_PROCESS_START = re.compile(r"^process_start_time_seconds (\S+)$", re.MULTILINE)
 
 
 class Instance(msgspec.Struct, frozen=True):
@@ -109,6 +112,16 @@ class LmcacheClient:
         """The registered cache servers, by id."""
         reply = await self.call("GET", f"{self._coordinator}/instances", _Instances)
         return sorted(reply.instances, key=lambda instance: instance.instance_id)
+
+    async def coordinator_began_ns(self) -> int:
+        """When the coordinator's process started, by its own metrics; 0 where it exports none."""
+        url = f"{self._coordinator}/metrics"
+        try:
+            response = await self._http.get(url)
+        except httpx.HTTPError as error:
+            raise CacheUnavailable(f"GET {url}: {type(error).__name__}: {error}") from error
+        told = _PROCESS_START.search(response.text) if response.is_success else None
+        return int(float(told[1]) * 1e9) if told else 0
 
     async def lookup(self, keys: Sequence[ObjectKey]) -> list[Found]:
         """The directory's word on each object, in the order asked.

@@ -222,6 +222,10 @@ class LmcacheMp:
             found[instance.instance_id] = int(log.get("incarnation") or 0)
         return found
 
+    async def directory_began_ns(self) -> int:
+        """When the coordinator started: its directory knows of no store before. 0 if it does not say."""
+        return await self._client.coordinator_began_ns()
+
     async def reconcile(
         self, now_ns: int, is_wanted: Callable[[HeldPin], bool] = lambda pin: True
     ) -> Reconciled:

@@ -54,14 +54,15 @@ class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
     """Ledger against coordinator, by pin id.
 
     `expired` ran out; `orphaned` were wanted by nobody any more; `restored` were pinned again; `drifted` are
-    held in part only, which cannot be repaired without touching the pins of others. `foreign` counts pinned
-    objects that are not, or not only, ours.
+    held in part only, which cannot be repaired without touching the pins of others; `surplus` were held more
+    often than we asked for, and are not any more. `foreign` counts objects that others hold.
     """
 
     expired: tuple[str, ...] = ()
     orphaned: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     drifted: tuple[str, ...] = ()
+    surplus: tuple[str, ...] = ()
     foreign: int = 0
 
 
@@ -97,6 +98,7 @@ class PinLedger:
     def __init__(self, client: LmcacheClient) -> None:
         self._client = client
         self._pins: dict[str, HeldPin] = {}
+        self._too_often: frozenset[str] = frozenset()
         self.before_pin: Callable[[], Awaitable[None]] = _nothing_to_keep
 
     def held(self) -> tuple[HeldPin, ...]:
@@ -175,31 +177,41 @@ class PinLedger:
         """Let go what ran out or is not wanted, pin again what was forgotten, say what does not add up.
 
         A pin that is to go and that the coordinator does not hold is only forgotten: to unpin it would take
-        from another pin with the same prefix.
+        from another pin with the same prefix. A pin that is held more often than it was asked for, twice in a
+        row, is let go down to that, unless anything outside our chains is pinned too: then somebody else pins
+        here, and the surplus may be theirs.
         """
         done = Reconciled()
+        too_often: set[str] = set()
         for model_name, salt in sorted({(pin.model_name, pin.salt) for pin in self.held()}):
-            part = await self._reconcile(model_name, salt, now_ns, is_wanted)
+            part = await self._reconcile(model_name, salt, now_ns, is_wanted, too_often)
             done = Reconciled(
                 expired=done.expired + part.expired,
                 orphaned=done.orphaned + part.orphaned,
                 restored=done.restored + part.restored,
                 drifted=done.drifted + part.drifted,
+                surplus=done.surplus + part.surplus,
                 foreign=done.foreign + part.foreign,
             )
+        self._too_often = frozenset(too_often)
         return done
 
     async def _reconcile(
-        self, model_name: str, salt: str, now_ns: int, is_wanted: Callable[[HeldPin], bool]
+        self,
+        model_name: str,
+        salt: str,
+        now_ns: int,
+        is_wanted: Callable[[HeldPin], bool],
+        too_often: set[str],
     ) -> Reconciled:
         counts = Counter(await self._client.pins(model_name, salt))
         ours = [pin for pin in self.held() if (pin.model_name, pin.salt) == (model_name, salt)]
+        ours.sort(key=lambda each: len(each.keys), reverse=True)
         expected = expected_counts(ours)
-        foreign = sum(count > expected[key] for key, count in counts.items())
         expired: list[str] = []
         orphaned: list[str] = []
         restored: list[str] = []
-        for pin in sorted(ours, key=lambda each: len(each.keys), reverse=True):
+        for pin in ours:
             is_over = pin.lease_until_ns <= now_ns
             is_held = missing(pin, counts, expected) != "all"
             if is_over or not is_wanted(pin):
@@ -213,17 +225,41 @@ class PinLedger:
                 await self._send(pin)
                 counts.update(pin.objects())
                 restored.append(pin.pin_id)
+        surplus = await self._let_go_surplus(ours, counts, expected, too_often)
         return Reconciled(
             expired=tuple(expired),
             orphaned=tuple(orphaned),
             restored=tuple(restored),
+            surplus=tuple(surplus),
             drifted=tuple(
                 pin.pin_id
                 for pin in ours
                 if pin.pin_id in self._pins and missing(pin, counts, expected) != "none"
             ),
-            foreign=foreign,
+            foreign=sum(count > expected[key] for key, count in counts.items()),
         )
+
+    async def _let_go_surplus(
+        self,
+        ours: Iterable[HeldPin],
+        counts: Counter[ObjectKey],
+        expected: Mapping[ObjectKey, int],
+        too_often: set[str],
+    ) -> list[str]:
+        """Longest chains first: nothing but a chain of its own holds their ends."""
+        over = {key for key, count in counts.items() if count > expected.get(key, 0)}
+        if any(not expected.get(key) for key in over):
+            return []
+        let_go: list[str] = []
+        for pin in ours:
+            while pin.pin_id in self._pins and all(counts[key] > expected[key] for key in pin.objects()):
+                if pin.pin_id not in self._too_often:
+                    too_often.add(pin.pin_id)
+                    break
+                await self._unpin(pin)
+                counts.subtract(pin.objects())
+                let_go.append(pin.pin_id)
+        return let_go
 
     async def _send(self, pin: HeldPin) -> None:
         await self._client.pin(pin.tokens(), pin.model_name, pin.world_size, pin.salt)

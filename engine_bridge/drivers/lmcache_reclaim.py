@@ -3,7 +3,8 @@
 Why it takes rounds: the directory lags the servers by their flush interval; copies from L1 to L2 are made
 later, and one that is under way read-locks its L1 object, so an unforced delete is refused. A delete that
 no server refused therefore proves that no copy of that object is in the making, and two clean looks a settle
-time apart prove that none was reported late.
+time apart prove that none was reported late. What the directory does not show may still lie in L2, for a
+coordinator that started anew has heard of nothing: so L2 is asked to delete that, too, once.
 """
 
 import asyncio
@@ -142,6 +143,8 @@ class ChunkRemover:
         locked = await self._delete_l1(progress, target, still_dead, list(instances.values()), first)
         pending = progress.pending()
         chunks = by_chunk(await self._client.lookup(target.objects(pending)))
+        if first:
+            await self._delete_unseen(progress, chunks, target, still_dead, list(instances.values()))
         unreachable = await self._delete_l2(progress, chunks, still_dead, instances)
         for key in progress.pending():
             progress.look(key, clean=key not in locked and not tiers_of(chunks[key]))
@@ -204,6 +207,24 @@ class ChunkRemover:
                 if not reply.ok:
                     raise CacheUnavailable(f"{backend} on {instance_id}: {reply.error}")
         return unreachable
+
+    async def _delete_unseen(
+        self,
+        progress: Progress,
+        chunks: Mapping[bytes, Sequence[Found]],
+        target: Target,
+        still_dead: StillDead,
+        instances: list[Instance],
+    ) -> None:
+        """Delete from every L2 what the directory shows in no tier. Where nothing lies nothing happens."""
+        unseen = [key for key in progress.pending() if not tiers_of(chunks[key])]
+        size = max(1, MAX_KEYS_PER_REQUEST // target.layout.objects_per_chunk())
+        for instance in instances if unseen else ():
+            for adapter in await self._client.adapters(instance):
+                for batch in batched(unseen, size):
+                    dead = self._dead(progress, batch, still_dead)
+                    if dead:
+                        await self._client.delete(instance, target.objects(dead), Tier.L2, adapter)
 
     def _dead(self, progress: Progress, keys: Iterable[bytes], still_dead: StillDead) -> list[bytes]:
         """The keys that may be deleted at this very moment, without repeats; the others are left alone."""

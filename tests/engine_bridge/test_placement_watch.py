@@ -26,13 +26,17 @@ class Clock:
 
 
 class Directory(NoCacheControl):
-    """A cache whose content the test decides; it may be away."""
+    """A cache whose content the test decides; it may be away, and have begun at any time."""
 
     def __init__(self, present: set[bytes]) -> None:
         super().__init__()
         self.present = present
         self.away = 0
         self.asked: list[bytes] = []
+        self.began_ns = 0
+
+    async def directory_began_ns(self) -> int:
+        return self.began_ns
 
     async def locate(self, namespace: Namespace, keys: Sequence[bytes]) -> Sequence[Presence]:
         if self.away:
@@ -127,3 +131,33 @@ async def test_a_cache_that_cannot_be_asked_is_asked_again() -> None:
     async with watching(directory) as (_, watch, gone):
         watch.take(batch(removed(KEYS[0])))
         assert await within(gone) == KEYS[0]
+
+
+async def test_a_directory_that_started_anew_proves_absence_only_of_what_it_has_shown() -> None:
+    directory = Directory(set())
+    async with watching(directory) as (tracker, watch, gone):
+        directory.began_ns = 10  # younger than the context
+        assert await watch.look(NS, KEYS, "a look") == 0
+        assert watch.blind
+        directory.present = {KEYS[0]}
+        assert await watch.look(NS, KEYS, "a look") == 0
+        confirmed = ChunksConfirmed(at_ns=20, namespace=NS, keys=KEYS[1], tiers=(Tier.L1,), stored=True)
+        await tracker.record(NS, [confirmed])
+        directory.present = set()
+        assert await watch.look(NS, KEYS, "a look") == 2
+        assert {gone.get_nowait(), gone.get_nowait()} == set(KEYS[:2])
+
+        directory.present = set(KEYS[2:])
+        assert await watch.look(NS, KEYS[2:], "a look") == 0
+        directory.began_ns = 30
+        directory.present = set()
+        assert await watch.look(NS, KEYS[2:], "a look") == 0, "that was shown by another directory"
+
+
+async def test_a_directory_older_than_all_contexts_is_believed() -> None:
+    directory = Directory(set(KEYS[1:]))
+    directory.began_ns = 1
+    async with watching(directory) as (_, watch, gone):
+        watch.doubt("the proxy was restarted")
+        assert await within(gone) == KEYS[0]
+        assert not watch.blind

@@ -111,7 +111,7 @@ async def test_a_reading_that_breaks_off_is_taken_up_where_it_broke(tmp_path: Pa
         config = configured(tmp_path, engine.url, log_url=log_url)
         async with serving(config, FakeCache(chunk_size=CHUNK), opener) as up:
             await asyncio.wait_for(up.runtime.following.begun.wait(), 20)
-            assert not up.runtime.problem
+            assert not up.runtime.following.problem
             async with asyncio.timeout(20):
                 while True:  # what the cache shows is recorded meanwhile
                     position, again = (

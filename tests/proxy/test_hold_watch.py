@@ -297,3 +297,13 @@ async def test_a_pin_that_stays_drifted_is_counted_once() -> None:
         it.cache.found = Reconciled(drifted=("u:p1",))
         await it.looks()
         assert it.counted("drifted") == 2
+
+
+async def test_a_surplus_is_counted_and_pins_of_others_are_told() -> None:
+    async with watching() as it:
+        it.cache.found = Reconciled(surplus=("u:p1", "u:p1"), foreign=3)
+        await it.looks(1)
+        it.cache.found = Reconciled(foreign=2)
+        await it.looks()
+        assert it.counted("surplus") == 2
+        assert it.watch.num_foreign == 2

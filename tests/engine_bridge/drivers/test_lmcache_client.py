@@ -100,8 +100,25 @@ async def test_every_wrong_answer_is_unavailability(
         await lmcache.lookup([key(1)])
 
 
+async def test_a_coordinators_age_is_what_its_metrics_say(
+    client: tuple[LmcacheClient, dict[str, Handler], Instance],
+) -> None:
+    lmcache, table, _ = client
+    assert await lmcache.coordinator_began_ns() == 0
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(
+            text="# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.5e+09\n"
+        )
+
+    table["/metrics"] = metrics
+    assert await lmcache.coordinator_began_ns() == 1_500_000_000 * 10**9
+
+
 async def test_nobody_listening_is_unavailability() -> None:
     lmcache = LmcacheClient("http://127.0.0.1:1")
+    with pytest.raises(CacheUnavailable, match="ConnectError"):
+        await lmcache.coordinator_began_ns()
     with pytest.raises(CacheUnavailable, match="ConnectError"):
         await lmcache.instances()
     await lmcache.close()

@@ -117,6 +117,38 @@ async def test_a_pin_held_in_part_and_pins_of_others_are_only_told() -> None:
         assert counter.counts == before
 
 
+@given(st.lists(st.sampled_from(CHAINS), min_size=1, max_size=4, unique=True), st.data())
+@settings(max_examples=40, deadline=None)
+def test_what_is_held_more_often_than_asked_for_is_let_go(
+    chains: list[tuple[int]], data: st.DataObject
+) -> None:
+    held = [pin(str(index), chain) for index, chain in enumerate(chains)]
+    again = data.draw(st.lists(st.sampled_from(held), max_size=3), label="pinned again in our name")
+
+    async def scene() -> None:
+        async with ledger_of(*held) as (ledger, counter):
+            counter.counts += keys_of(again)
+            first = await ledger.reconcile(0)
+            assert first.surplus == ()
+            assert counter.counts == keys_of([*held, *again])
+            second = await ledger.reconcile(0)
+            assert len(second.surplus) == len(again)
+            assert +counter.counts == keys_of(held)
+            assert second.foreign == 0
+
+    asyncio.run(scene())
+
+
+async def test_a_surplus_stays_where_somebody_else_pins_too() -> None:
+    async with ledger_of(pin("a", (1, 2))) as (ledger, counter):
+        theirs = keys_of([pin("x", (1, 2, 3))])
+        counter.counts += theirs
+        for _ in range(3):
+            done = await ledger.reconcile(0)
+            assert (done.surplus, done.foreign) == ((), 3)
+        assert counter.counts == keys_of(ledger.held()) + theirs
+
+
 async def test_a_pin_is_kept_before_it_is_sent() -> None:
     async with ledger_of(pin("a", (1,))) as (ledger, counter):
         kept: list[set[str]] = []

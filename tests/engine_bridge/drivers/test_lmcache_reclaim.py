@@ -1,13 +1,20 @@
-"""When a chunk counts as gone, what covers an L1 copy, and who can reach a copy."""
+"""When a chunk counts as gone, what covers an L1 copy, who can reach a copy, and what nobody shows."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_bridge.drivers.lmcache_client import Found, Instance, Placement
-from engine_bridge.drivers.lmcache_keys import ObjectKey
+from engine_bridge.drivers.lmcache_client import Found, Instance, LmcacheClient, Placement
+from engine_bridge.drivers.lmcache_keys import Layout, ObjectKey
 from engine_bridge.drivers.lmcache_reclaim import (
     LOOKS_NEEDED,
+    ChunkRemover,
     Progress,
+    Target,
     by_chunk,
     is_covered,
     reachable_from,
@@ -87,3 +94,66 @@ def test_a_copy_is_reached_at_its_server_or_anywhere_if_the_pool_is_shared() -> 
 def test_server_urls_bracket_ipv6() -> None:
     assert Instance("a", "fd00::1", 8080).url == "http://[fd00::1]:8080"
     assert Instance("a", "10.0.0.2", 8080).url == "http://10.0.0.2:8080"
+
+
+class Forgetful:
+    """A cache server and a coordinator in one whose directory shows only the keys in `shown`."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.l1: set[str] = set()
+        self.l2: set[str] = set()
+        self.shown: set[str] = set()
+        self.asked_l2: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body: Any = await request.json() if request.can_read_body else None
+        if request.path == "/instances":
+            port = request.url.port
+            instance = {"instance_id": "a", "ip": "127.0.0.1", "http_port": port}
+            return web.json_response({"instances": [instance]})
+        if request.path == "/config/adapters":
+            return web.json_response({"adapters": [{"type_name": "fs"}]})
+        if request.path == "/directory/lookup":
+            return web.json_response({"results": [self.found(each) for each in body["keys"]]})
+        if request.path == "/cache/objects":
+            names = [each["chunk_hash_hex"] for each in body["keys"]]
+            if body["tier"] == "l1":
+                self.l1 -= set(names)
+            else:
+                self.asked_l2 += names
+                self.l2 -= set(names)
+            return web.json_response({"deleted": len(names), "skipped": 0, "ok": True})
+        return web.Response(status=404)
+
+    def found(self, key: dict[str, Any]) -> dict[str, Any]:
+        name = key["chunk_hash_hex"]
+        tiers = [t for t, there in (("l1", self.l1), ("l2", self.l2)) if name in there & self.shown]
+        places = [{"instance_id": "a", "tier": tier, "backend": "fs", "size_bytes": 1} for tier in tiers]
+        return {"key": key, "placements": places}
+
+
+@asynccontextmanager
+async def forgetful() -> AsyncIterator[tuple[Forgetful, LmcacheClient]]:
+    fleet = Forgetful()
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", fleet.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = LmcacheClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    yield fleet, client
+    await client.close()
+    await runner.cleanup()
+
+
+async def test_what_the_directory_has_forgotten_is_deleted_all_the_same() -> None:
+    names = [key.hex() for key in KEYS]
+    async with forgetful() as (fleet, client):
+        fleet.l1, fleet.l2, fleet.shown = set(names), set(names), set(names[:1])
+        target = Target("m", "", Layout(world_sizes=frozenset({1}), object_groups=frozenset({0})))
+        alive = KEYS[4]
+        result = await ChunkRemover(client, 0.0, 5).reclaim(KEYS, target, lambda key: key != alive)
+        assert fleet.l1 == fleet.l2 == {alive.hex()}
+        assert result.gone == b"".join(KEYS[:4])
+        assert len(fleet.asked_l2) == len(set(fleet.asked_l2)), "once each"
