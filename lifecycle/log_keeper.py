@@ -65,7 +65,7 @@ class LogKeeper:
 
     def __init__(self, tracker: Tracker, event_log: EventLog, readers: Sequence[Reader] = ()) -> None:
         self.problem = ""
-        """Why the last attempt came to nothing, empty if it did not. Neither calls nor control suffer."""
+        """Why the last attempt came to nothing; empty if it did not."""
         self.num_failures = 0
         self.size_bytes = 0
         """Bytes that the last snapshot wrote."""
@@ -88,6 +88,11 @@ class LogKeeper:
     def position(self) -> int:
         """Position of the newest snapshot, 0 without one."""
         return self._newest[0] if self._newest is not None else 0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The problem, if there is one. Neither calls nor control suffer from it."""
+        return (self.problem,) if self.problem else ()
 
     async def start(self, snapshots: SnapshotStore) -> None:
         """Start the tracker from the newest of `snapshots` that can be read, and keep later ones there.

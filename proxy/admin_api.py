@@ -117,7 +117,7 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
                 "control": runtime.self_test.ok,
                 "level": runtime.cache.capabilities.level,
                 "problems": runtime.problems,
-                "warnings": runtime.read_models.warnings,
+                "warnings": (*runtime.read_models.warnings, *runtime.log_keeper.warnings),
                 **runtime.modes.describe(),
             }
         )

@@ -132,7 +132,7 @@ class Runtime:
         self.placement = PlacementWatch(self.tracker, self.cache)
         self.metrics = Metrics(self.tracker)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
-        self.log_keeper = LogKeeper(self.tracker, self.event_log)
+        self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))
         self.metrics.show_log(self.log_keeper)
         self.drift = DriftWatch(
             self.tracker, self.cache, self.placement, self.reclaimer, self.ids, self.metrics.drifted
