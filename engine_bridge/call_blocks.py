@@ -33,8 +33,9 @@ from lifecycle.core.ids import KEY_BYTES
 from lifecycle.vocabulary import Tier
 
 MAX_POSITIONS = 4_000_000
-MAX_SESSIONS = 20_000
-"""Beyond these the oldest are forgotten; what they generated is then not known."""
+MAX_TOKENS = 4_000_000
+"""Blocks, and tokens of calls, that are kept. Beyond these the oldest are forgotten; what they computed and
+generated is then not known."""
 
 
 class GeneratedChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +71,7 @@ class CallBlocks:
         self.live = False
         self._ends: OrderedDict[int, int] = OrderedDict()
         self._sessions: OrderedDict[str, dict[int, _Block]] = OrderedDict()
+        self._num_tokens = 0
         self._first_ends: dict[str, int] = {}
         self._in_doubt: set[str] = set()
 
@@ -104,11 +106,13 @@ class CallBlocks:
                 tokens = event.token_ids[index * event.block_size : (index + 1) * event.block_size]
                 # A call that was preempted reports blocks again that it loads now: the first report counts.
                 known = self._sessions.setdefault(event.session_id, {})
-                known.setdefault(block, _Block(parent, start, tokens, reported_to))
+                if block not in known:
+                    known[block] = _Block(parent, start, tokens, reported_to)
+                    self._num_tokens += len(tokens)
             parent = block
         while len(self._ends) > MAX_POSITIONS:
             self._ends.popitem(last=False)
-        while len(self._sessions) > MAX_SESSIONS:
+        while self._num_tokens > MAX_TOKENS:
             self.forget(next(iter(self._sessions)))
 
     def generated(
@@ -179,6 +183,7 @@ class CallBlocks:
 
     def forget(self, session_id: str) -> None:
         """Drop what is kept for a call that is over."""
-        self._sessions.pop(session_id, None)
+        blocks = self._sessions.pop(session_id, {})
+        self._num_tokens -= sum(len(block.tokens) for block in blocks.values())
         self._first_ends.pop(session_id, None)
         self._in_doubt.discard(session_id)

@@ -14,7 +14,7 @@ from engine_bridge.cache_events import (
     IncarnationChanged,
     TierCleared,
 )
-from engine_bridge.call_blocks import CallBlocks
+from engine_bridge.call_blocks import MAX_TOKENS, CallBlocks
 from engine_bridge.chunk_keys import chunk_keys
 from lifecycle.core.ids import split_keys
 from lifecycle.vocabulary import Tier
@@ -256,3 +256,33 @@ def test_a_call_under_way_while_events_were_lost_proves_nothing() -> None:
     assert blocks.computed_chunks("call", 30, LARGE_CHUNK) == set()
     engine.run([2] * 30, "another", 64)
     assert blocks.computed_chunks("another", 30, LARGE_CHUNK) == {0, 1, 2}
+
+
+def test_calls_that_nobody_asks_about_are_forgotten_oldest_first() -> None:
+    blocks = CallBlocks()
+    width, num_blocks = 1000, 100
+
+    def computes(call: int) -> set[int]:
+        """A call computes a prompt of its own; answers what is known of it."""
+        stored = BlocksStored(
+            tier=Tier.GPU,
+            hashes=tuple(range(call * num_blocks, (call + 1) * num_blocks)),
+            parent=None,
+            token_ids=(call,) * width * num_blocks,
+            block_size=width,
+            session_id=f"call {call}",
+        )
+        blocks.take(EventBatch(incarnation=1, sequence=0, at_ns=0, events=(stored,)))
+        return known(call)
+
+    def known(call: int) -> set[int]:
+        return blocks.computed_chunks(f"call {call}", width * num_blocks, 3 * width)
+
+    num_calls = MAX_TOKENS // (width * num_blocks)
+    assert all(computes(call) == set(range(33)) for call in range(num_calls + 1))
+    assert known(0) == set()
+    assert all(known(call) for call in range(1, num_calls + 1))
+    for call in range(num_calls + 1):
+        blocks.forget(f"call {call}")
+    assert all(computes(call) for call in range(num_calls, 2 * num_calls))
+    assert known(num_calls)
