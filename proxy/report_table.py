@@ -4,13 +4,15 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 Figures = Mapping[str, Any]
 
-_COLUMNS = ("calls", "prompt", "cached", "dead", "freed", "would free", "regret", "would regret", "verified")
+_SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+_COLUMNS = ("calls", "prompt", "cached", "dead", "freed", "would\nfree", "regret", "would\nregret", "shown")
 
 
 def report_table(document: Mapping[str, Any]) -> RenderableType:
@@ -25,11 +27,11 @@ def report_table(document: Mapping[str, Any]) -> RenderableType:
 
 def amount(number: float) -> str:
     """A number in at most six signs."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= 10 * limit:
-            scaled = number / limit
-            return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.1f}{unit}"
-    return f"{number:,.0f}"
+    if number < 10_000:
+        return f"{number:,.0f}"
+    limit, unit = next(each for each in _SCALES if number >= each[0])
+    scaled = number / limit
+    return f"{scaled:.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f}{unit}"
 
 
 def size(num_bytes: float) -> str:
@@ -106,10 +108,10 @@ def _totals(document: Mapping[str, Any]) -> Table:
 
 
 def _groups(document: Mapping[str, Any]) -> Table:
-    table = Table(pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(document["by"], overflow="fold")
     for name in _COLUMNS:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for name, figures in document["groups"].items():
         table.add_row(
             name,
