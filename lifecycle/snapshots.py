@@ -37,8 +37,8 @@ from lifecycle.projections.index_facts import (
 log = structlog.get_logger(__name__)
 
 FORMAT = 1
-"""Raised whenever an older reader would take the bytes for something else, and whenever `evolve` or the chunk
-index make another state of the same events: then the events are the truth, and old snapshots are not read."""
+"""Raised whenever an older reader would take the bytes for something else. A reader of a later format reads
+the earlier ones as well: of what was trimmed there is nothing else. Fields are added with defaults only."""
 
 RUNS_PER_PART = 20_000
 PARTS_PER_READ = 200

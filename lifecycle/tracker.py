@@ -61,6 +61,7 @@ class Tracker:
         self._untracked: dict[Namespace, str] = {}
         self._unread = True
         self.retention_seconds = retention_seconds
+        self._began_with: Manifest | None = None
         self._applying = asyncio.Event()
         self._applying.set()
 
@@ -78,12 +79,12 @@ class Tracker:
         Answers the snapshot's manifest. Raises `CorruptLog`, also where the log was trimmed and no snapshot
         says what was there before, and `LogUnavailable`: then try again.
         """
-        first, manifest = await self._log.first_position(), None
+        first = await self._log.first_position()
         if snapshots is not None and not self.contexts.position:
             head = await self._log.head()
             usable = await newest_usable(snapshots, first, head, lambda: Contexts(self.retention_seconds))
             if usable is not None:
-                self.contexts, manifest = usable
+                self.contexts, self._began_with = usable
         if self.contexts.position < first - 1:
             raise CorruptLog(
                 f"the event log begins at position {first}, what was before it was trimmed, and no snapshot "
@@ -91,7 +92,7 @@ class Tracker:
             )
         await self.contexts.rebuild(self._log.read_all(self.contexts.position))
         self._unread = False
-        return manifest
+        return self._began_with
 
     @asynccontextmanager
     async def at_rest(self) -> AsyncIterator[Contexts]:

@@ -1,16 +1,28 @@
 """A snapshot is taken whole and as it was written, or not at all."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from lifecycle.errors import CorruptLog
 from lifecycle.ports import StoredSnapshot
-from lifecycle.snapshots import Manifest, Unreadable, opened, read_manifest, sealed, stored
+from lifecycle.projections.contexts import Contexts
+from lifecycle.snapshots import (
+    FORMAT,
+    Manifest,
+    Unreadable,
+    opened,
+    read_manifest,
+    restored,
+    sealed,
+    stored,
+)
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.store.snapshots import MemorySnapshots
 from lifecycle.tracker import Tracker
+from tests.lifecycle.golden_snapshots import contents, golden_files, read_golden
 from tests.lifecycle.random_books import RETENTION_SECONDS, RandomBooks, facts
 
 STEPS = (
@@ -43,6 +55,25 @@ async def damage(snapshots: MemorySnapshots, manifest: Manifest, which: int, at:
     content = bytearray((await snapshots.parts([name]))[name])
     content[at] ^= 0x10
     await snapshots.put({name: bytes(content)})
+
+
+@pytest.mark.parametrize("path", golden_files(), ids=lambda path: path.stem)
+async def test_a_snapshot_of_any_earlier_version_is_read_as_it_was_meant(path: Path) -> None:
+    golden = read_golden(path)
+    store = MemorySnapshots()
+    await store.put(golden.parts)
+    contexts = Contexts(RETENTION_SECONDS)
+    await restored(store, read_manifest(golden.snapshot), contexts)
+    assert contents(contexts) == golden.contains
+    index = contexts.index
+    stats = [index.stats(namespace) for namespace in index.namespaces()]
+    assert len(contexts.states) > 3
+    assert contexts.directives
+    assert all(sum(getattr(s, name) for s in stats) > 0 for name in ("live", "dead", "verified"))
+
+
+def test_the_format_of_this_version_is_kept() -> None:
+    assert f"golden_snapshot_{FORMAT}" in {path.stem for path in golden_files()}, "run `make golden`"
 
 
 async def test_the_newest_is_taken() -> None:
