@@ -265,8 +265,8 @@ def _told(event: HarmBudgetExceeded) -> str:
     hours = event.window_seconds / 3600
     rule = f'{{"modes":[{{"mode":"enforce","model":"{model}","tenant":"{tenant}"}}]}}'
     return (
-        f"harm budget: {event.regretted_tokens:,} tokens freed for model {model}, tenant {tenant} were wanted "
-        f"again within {hours:g} h, {event.allowed_tokens:,} are allowed: nothing of theirs is freed since. "
+        f"harm budget: {event.regretted_tokens:,} tokens freed for model {model}, tenant {tenant} were "
+        f"wanted again in {hours:g} h, {event.allowed_tokens:,} are allowed: nothing of theirs is freed. "
         "`kvtether report --by agent` tells whose edits come back; when that is mended, rearm with "
         f"PATCH /kv/v1/config {rule}"
     )
