@@ -40,7 +40,7 @@ FORMAT = 1
 """Raised whenever an older reader would take the bytes for something else. A reader of a later format reads
 the earlier ones as well: of what was trimmed there is nothing else. Fields are added with defaults only."""
 
-RUNS_PER_PART = 20_000
+RUNS_PER_PART = 5_000
 PARTS_PER_READ = 200
 
 _MAGIC = b"KVT\x01"
