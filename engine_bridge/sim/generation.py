@@ -35,9 +35,14 @@ MAX_CHOICES = 128
 
 
 class Refused(Exception):
-    """A request that the engine refuses, with status and words of its own."""
+    """A request that the engine refuses. As vLLM does, a 400 names parameter and value behind its words."""
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, status: int = 400, value: int | None = None
+    ) -> None:
+        if param is not None and status == 400:
+            named = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
+            message = f"{message} ({named})"
         super().__init__(message)
         self.param = param
         self.status = status
@@ -119,6 +124,7 @@ def _ask(
             f"{len(prompt)} input tokens, which exceeds this limit even without any output tokens. "
             "Please reduce the length of the input prompt.",
             "input_tokens",
+            value=len(prompt),
         )
     room = max_model_len - len(prompt)
     max_tokens = room if limit is None else _whole(limit, "max_tokens", 1)
@@ -151,7 +157,7 @@ def _whole(value: Any, name: str, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise Refused(f"{name} must be an integer, got {value!r}.", name)
     if value < least:
-        raise Refused(f"{name} must be at least {least}, got {value}.", name)
+        raise Refused(f"{name} must be at least {least}, got {value}.", name, value=value)
     return value
 
 

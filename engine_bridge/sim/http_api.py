@@ -67,8 +67,6 @@ class EngineApi:
         ):
             app.add_api_route(path, handler, methods=[method], response_model=None)
         app.add_exception_handler(Refused, _refused)
-        app.add_exception_handler(404, _http_error)
-        app.add_exception_handler(405, _http_error)
         return app
 
     async def chat(self, request: Request) -> Response:
@@ -142,9 +140,8 @@ class EngineApi:
             "count": len(ids),
             "max_model_len": self._max_model_len,
             "tokens": ids.tolist(),
+            "token_strs": self._tokenizer.names(ids) if body.get("return_token_strs") else None,
         }
-        if body.get("return_token_strs"):
-            answer["token_strs"] = [self._tokenizer.decode([each], skip_special=False) for each in ids]
         return JSONResponse(answer)
 
     async def detokenize(self, request: Request) -> Response:
@@ -207,7 +204,9 @@ class EngineApi:
             raise Refused("the body is not an object")
         model = body.get("model")
         if model is not None and model != self._model_name:
-            raise Refused(f"The model `{model}` does not exist.", "model", 404)
+            raise Refused(
+                f"The model `{model}` does not exist. Valid aliases: {self._model_name}.", "model", 404
+            )
         return body
 
     def _now(self) -> int:
@@ -229,9 +228,3 @@ async def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, Refused):
         raise error
     return JSONResponse(error_document(str(error), error.kind, error.status, error.param), error.status)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", 404)
-    message = str(getattr(error, "detail", "Not Found"))
-    return JSONResponse(error_document(message, message.replace(" ", ""), status), status)

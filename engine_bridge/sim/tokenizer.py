@@ -109,6 +109,10 @@ class ChatTokenizer:
         """The text of tokens."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
 
+    def names(self, ids: Sequence[int]) -> list[str | None]:
+        """How the vocabulary writes tokens."""
+        return [self._backend.id_to_token(each) for each in ids]
+
     @functools.cached_property
     def words(self) -> tuple[int, ...]:
         """Tokens that are a blank and a whole word each: any sequence of them reads back as itself."""
