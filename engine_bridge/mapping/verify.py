@@ -67,7 +67,8 @@ _CALLS = [
 def probes() -> tuple[Probe, ...]:
     """Conversations that between them use what templates treat differently."""
     user = {"role": "user", "content": " What\tis  an ubac?\n"}
-    answer = {"role": "assistant", "content": "\n\nA slope.  ", "reasoning_content": "Geography."}
+    # Not `reasoning_content`: vLLM renames it for chat completions, and drops it where it only tokenises.
+    answer = {"role": "assistant", "content": "\n\nA slope.  ", "reasoning": "Geography."}
     return (
         Probe("user", {"messages": [user]}),
         Probe("system", {"messages": [{"role": "system", "content": "Be brief."}, user, answer, user]}),
