@@ -98,7 +98,7 @@ class AdminGuard:
 def create_admin_app(runtime: Runtime) -> FastAPI:
     """The application; every route reads or steers `runtime`. Serve it behind `AdminGuard`."""
     app = FastAPI(title="KVTether admin", openapi_url="/kv/v1/openapi.json", docs_url=None, redoc_url=None)
-    contexts = runtime.tracker.contexts
+    tracker = runtime.tracker
 
     add_report_routes(app, runtime)
     for kind in (LifecycleError, ProxyError, BridgeError, HTTPException, RequestValidationError):
@@ -132,14 +132,14 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
     ) -> Response:
         rows = [
             context_summary(s)
-            for s in sorted(contexts.states.values(), key=lambda s: s.uid)
+            for s in sorted(tracker.contexts.states.values(), key=lambda s: s.uid)
             if (not tenant or s.key.tenant == tenant) and (not ctx or s.key.context_id == ctx)
         ]
         return _page([r for r in rows if not state or r["state"] == state], limit, cursor, "uid")
 
     @app.get("/kv/v1/contexts/{uid}")
     async def one_context(uid: str) -> Response:
-        return _json(context_view(_state(runtime, uid), contexts.index))
+        return _json(context_view(_state(runtime, uid), tracker.contexts.index))
 
     @app.get("/kv/v1/contexts/{uid}/events")
     async def context_events(uid: str, limit: int = 100, after: int = 0) -> Response:
@@ -159,7 +159,7 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
                 "attempts": s.attempts[call_id],
                 "in_flight": [call_view(f) for f in s.flights if f.call_id == call_id],
             }
-            for s in contexts.states.values()
+            for s in tracker.contexts.states.values()
             if call_id in s.attempts
         ]
         if not found:
@@ -170,8 +170,8 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
     async def one_chunk(key: str) -> Response:
         raw = _key(key)
         rows = []
-        for namespace in contexts.index.namespaces():
-            described = contexts.index.describe(namespace, raw)
+        for namespace in tracker.contexts.index.namespaces():
+            described = tracker.contexts.index.describe(namespace, raw)
             if described is not None:
                 document = msgspec.to_builtins(described)
                 rows.append({**document, "key": key, "model": namespace.model, "salt": namespace.salt})
@@ -179,14 +179,14 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
 
     @app.get("/kv/v1/directives")
     async def directives(outcome: str = "", limit: int = 100, cursor: str = "") -> Response:
-        rows = [directive_view(r) for r in reversed(contexts.directives.values())]
+        rows = [directive_view(r) for r in reversed(tracker.contexts.directives.values())]
         rows = [r for r in rows if not outcome or r["outcome"] == outcome]
         return _page(rows, limit, cursor, "directive_id")
 
     @app.get("/kv/v1/tiers")
     async def tiers() -> Response:
         capabilities = msgspec.to_builtins(runtime.cache.capabilities)
-        return _json({"capabilities": capabilities, "namespaces": namespace_views(contexts.index)})
+        return _json({"capabilities": capabilities, "namespaces": namespace_views(tracker.contexts.index)})
 
     @app.get("/kv/v1/diagnostics")
     async def diagnostics() -> Response:
@@ -202,14 +202,14 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
                     }
                     for m in runtime.models.values()
                 ],
-                "log_position": contexts.position,
+                "log_position": tracker.contexts.position,
                 "events_followed": runtime.blocks.live,
             }
         )
 
     @app.get("/kv/v1/events")
     async def events(after: int | None = None) -> StreamingResponse:
-        start = contexts.position if after is None else after
+        start = tracker.contexts.position if after is None else after
         return StreamingResponse(_event_stream(runtime, start), media_type="text/event-stream")
 
     @app.post("/kv/v1/contexts/{uid}/pin")
@@ -239,7 +239,7 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
         """Free the namespace's dead now, without waiting for the next pass."""
         namespace = _state(runtime, uid).namespace
         runtime.reclaimer.wake()
-        return _json(msgspec.to_builtins(contexts.index.stats(namespace)))
+        return _json(msgspec.to_builtins(tracker.contexts.index.stats(namespace)))
 
     @app.patch("/kv/v1/config")
     async def patch_config(request: Request) -> Response:
@@ -265,7 +265,7 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
     async def release_all() -> Response:
         """Give back every hold: the pins of all contexts, and what the cache holds for us."""
         released, held = 0, runtime.holds.num_held
-        for state in list(contexts.states.values()):
+        for state in list(tracker.contexts.states.values()):
             if state.pins:
                 released += len(state.pins)
                 await observe_now(

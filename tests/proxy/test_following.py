@@ -51,6 +51,8 @@ async def test_a_redis_that_is_away_at_the_start_is_taken_up_when_it_is_back(tmp
             await asyncio.wait_for(it.runtime.following.begun.wait(), 20)
             assert it.context("a").uid == uid
             assert set(it.context("a").attempts) == {"1"}, "the call of the time between was not followed"
+            listed = (await it.admin.get("/kv/v1/contexts")).json()["items"]
+            assert [each["uid"] for each in listed] == [uid]
             namespace = it.context("a").namespace
             index = it.runtime.tracker.contexts.index
             await it.until(lambda: index.last_untracked_ns(namespace) is not None)
