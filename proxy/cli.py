@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -93,6 +94,36 @@ def _serve_embedded(settings: Config, model_path: str | None, script: Path | Non
         _fail(str(error))
 
 
+class DemoEngine(StrEnum):
+    """What the demo runs on."""
+
+    EMBEDDED = "embedded"
+    VLLM_CPU = "vllm-cpu"
+
+
+@app.command()
+def demo(
+    trace: Annotated[
+        Path | None, typer.Option(help="A recorded trace; without one a workload is made up.")
+    ] = None,
+    html: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo.html"),
+    seed: Annotated[int, typer.Option(help="Of the workload that is made up.")] = 1,
+    engine: Annotated[
+        DemoEngine, typer.Option(help="The embedded one, SIMULATED; or real ones on this machine's CPU.")
+    ] = DemoEngine.EMBEDDED,
+) -> None:
+    """The same agents before a cache left alone and one that is told what died: a table and a picture."""
+    from engine_bridge.errors import BridgeError
+    from proxy.demo.command import demo as play
+    from proxy.demo.command import usual_plan
+
+    configure_logging(logging.WARNING)
+    try:
+        uvloop.run(play(console, usual_plan(trace, html, seed, on_cpu=engine is DemoEngine.VLLM_CPU)))
+    except (BridgeError, InvalidConfig, OSError) as error:
+        _fail(str(error))
+
+
 @app.command()
 def doctor(
     config: ConfigFile = None,
@@ -160,24 +191,6 @@ def tail(
 
 
 @app.command()
-def report(
-    since: Annotated[str, typer.Option(help="How far back: 90s, 15m, 24h, 7d.")] = "24h",
-    by: Annotated[str, typer.Option(help="tenant, agent, model, harness or arm.")] = "tenant",
-    as_json: Annotated[bool, typer.Option("--json", help="The whole report as one JSON document.")] = False,
-    admin: AdminUrl = DEFAULT_ADMIN,
-    admin_key: AdminKey = "",
-) -> None:
-    """Say what the lifecycle was worth: dead KV seen and freed, regretted, held out against enforced."""
-    from proxy.report_table import report_table
-
-    document = _ask("GET", f"{admin}/kv/v1/report", admin_key, params={"since": since, "by": by})
-    if as_json:
-        console.print_json(data=document)
-    else:
-        console.print(report_table(document), highlight=False)
-
-
-@app.command()
 def rebuild(config: ConfigFile = None) -> None:
     """Make the SQL read models anew from the event log; the proxy may run meanwhile."""
     from proxy.read_models import rebuild as rebuilt
@@ -197,14 +210,32 @@ def rebuild(config: ConfigFile = None) -> None:
         )
 
 
+@app.command()
+def report(
+    since: Annotated[str, typer.Option(help="How far back: 90s, 15m, 24h, 7d.")] = "24h",
+    by: Annotated[str, typer.Option(help="tenant, agent, model, harness or arm.")] = "tenant",
+    as_json: Annotated[bool, typer.Option("--json", help="The whole report as one JSON document.")] = False,
+    admin: AdminUrl = DEFAULT_ADMIN,
+    admin_key: AdminKey = "",
+) -> None:
+    """Say what the lifecycle was worth: dead KV seen and freed, regretted, held out against enforced."""
+    from proxy.report_table import report_table
+
+    document = _ask("GET", f"{admin}/kv/v1/report", admin_key, params={"since": since, "by": by})
+    if as_json:
+        console.print_json(data=document)
+    else:
+        console.print(report_table(document), highlight=False)
+
+
 @app.command(name="config-schema")
 def config_schema() -> None:
     """Print the JSON schema of kvtether.yaml."""
     console.print_json(data=json_schema())
 
 
-def configure_logging() -> None:
-    """Logs as one line of key=value to standard error."""
+def configure_logging(level: int = logging.INFO) -> None:
+    """Logs as one line of key=value to standard error, from `level` on."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     structlog.configure(
         processors=[
@@ -213,7 +244,7 @@ def configure_logging() -> None:
             structlog.processors.format_exc_info,
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 

@@ -65,6 +65,11 @@ class SimEngine:
         """Have KV events reported from now on."""
         self._listeners.append(listener)
 
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return self._scheduler.num_running + self._scheduler.num_waiting
+
     # Inference ------------------------------------------------------------------------------------
 
     def submit(self, request: SimRequest, now_ns: int) -> None:

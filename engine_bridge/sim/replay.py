@@ -11,9 +11,10 @@ of the list it ended.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count, groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import aiohttp
 import msgspec
@@ -73,18 +74,47 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
 Hear = Callable[[CallOutcome], None]
 
 
-async def replay(calls: Iterable[Call], texts: Texts, options: ReplayOptions, hear: Hear) -> None:
+class Pace(Protocol):
+    """Time as the agents live it: by default the event loop's."""
+
+    def now_seconds(self) -> float: ...
+
+    async def wait_until(self, at_seconds: float) -> None: ...
+
+    def call(self) -> AbstractContextManager[None]:
+        """Around each call, from the making of its list until its answer was read."""
+        ...
+
+
+class LoopPace:
+    """The event loop's time."""
+
+    def now_seconds(self) -> float:
+        return _now()
+
+    async def wait_until(self, at_seconds: float) -> None:
+        await asyncio.sleep(max(at_seconds - _now(), 0.0))
+
+    def call(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+async def replay(
+    calls: Iterable[Call], texts: Texts, options: ReplayOptions, hear: Hear, pace: Pace | None = None
+) -> None:
     """Play all calls; each outcome is told as soon as it is known. A failed call does not stop its session.
 
-    `calls` is read as it is needed: the sessions that are being played are in memory, no others.
+    `calls` is read as it is needed: the sessions that are being played are in memory, no others. The gaps
+    between calls are waited by `pace`.
     """
     sessions = _sessions(calls)
+    pace = pace or LoopPace()
     timeout = aiohttp.ClientTimeout(total=None, sock_read=options.idle_seconds)
     headers = {"authorization": f"Bearer {options.api_key}"}
 
     async def work(http: aiohttp.ClientSession) -> None:
         for session in sessions:
-            player = _Player(http, texts, options, hear)
+            player = _Player(http, texts, options, hear, pace)
             for call in session:
                 await player.play(call)
 
@@ -105,7 +135,10 @@ def _sessions(calls: Iterable[Call]) -> Iterator[list[Call]]:
 class _Player:
     """One session."""
 
-    def __init__(self, http: aiohttp.ClientSession, texts: Texts, options: ReplayOptions, hear: Hear) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, texts: Texts, options: ReplayOptions, hear: Hear, pace: Pace
+    ) -> None:
+        self._pace = pace
         self._http = http
         self._texts = texts
         self._options = options
@@ -117,6 +150,11 @@ class _Player:
 
     async def play(self, call: Call) -> None:
         await self._gap(call)
+        with self._pace.call():
+            outcome = await self._ask(call)
+        self._hear(outcome)
+
+    async def _ask(self, call: Call) -> CallOutcome:
         messages = self._chat(call.messages)
         context_id = self._context_id(call, call.context)
         declared = self._declared(call, context_id, messages) if self._options.declares else {}
@@ -137,19 +175,19 @@ class _Player:
                 await exchange.read(response)
         except (aiohttp.ClientError, TimeoutError, ValueError, msgspec.DecodeError) as error:
             exchange.error = f"{type(error).__name__}: {error}"
-        self._ended_at[call.context] = _now()
+        self._ended_at[call.context] = self._pace.now_seconds()
         self._lists[call.context] = messages
         if not exchange.error:
             self._answers[call.index] = {"role": "assistant", "content": "".join(exchange.text)}
             self._lists[call.context] = [*messages, self._answers[call.index]]
-        self._hear(exchange.outcome(call, context_id, declared))
+        return exchange.outcome(call, context_id, declared)
 
     async def _gap(self, call: Call) -> None:
         ended = self._ended_at.get(call.context)
         if ended is None or call.gap_seconds is None or not self._options.time_scale:
             return
         due = ended + call.gap_seconds * self._options.time_scale
-        await asyncio.sleep(max(due - _now(), 0.0))
+        await self._pace.wait_until(due)
 
     def _context_id(self, call: Call, context: int) -> str:
         return f"{self._options.name}:{call.session}.{context}"

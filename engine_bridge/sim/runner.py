@@ -1,7 +1,7 @@
 """The embedded engine in an event loop: requests as streams of tokens, time from a clock."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 from engine_bridge.sim.chunk_store import Deleted
 from engine_bridge.sim.clock import SimClock
@@ -21,6 +21,8 @@ class EngineRunner:
         self.clock = clock
         self._streams: dict[str, asyncio.Queue[Output]] = {}
         self._changed = asyncio.Event()
+        self.listeners: list[Callable[[Output], None]] = []
+        """Told of every output of every request, whoever reads it."""
 
     async def run(self) -> None:
         """Drive the engine for ever; cancel the task to end it."""
@@ -46,6 +48,8 @@ class EngineRunner:
 
     def _deliver(self) -> None:
         for output in self.engine.step(self.clock.now_ns()):
+            for listener in self.listeners:
+                listener(output)
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put_nowait(output)

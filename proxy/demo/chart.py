@@ -10,6 +10,9 @@ NUM_TICKS = 5
 MAX_POINTS = 360
 """Points of a line: more than this no screen shows."""
 
+SMALLEST_TOP = 1e-9
+"""An axis shorter than this shows nothing."""
+
 Point = tuple[float, float]
 
 
@@ -112,7 +115,7 @@ def _thinned(points: Sequence[Point]) -> Sequence[Point]:
 
 def _ceiling(value: float) -> float:
     """The next round number that divides well into the ticks."""
-    if value <= 0:
+    if value < SMALLEST_TOP:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))
     return next(step * unit for step in (1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10) if step * unit >= value * 0.9999)

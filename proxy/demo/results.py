@@ -24,7 +24,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """One call as its client saw it, times in simulated seconds."""
 
-    session: int
     at_seconds: float
     ttft_seconds: float
     prompt_tokens: int
@@ -43,7 +42,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One column of the demo."""
+    """One column of the demo. Regretted tokens were freed and asked for again."""
 
     title: str
     what: str
@@ -51,6 +50,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     calls: Sequence[CallResult]
     num_failed: int = 0
     num_reclaimed_chunks: int = 0
+    num_regretted_tokens: int = 0
     num_bypassed_calls: int = 0
 
     @property

@@ -27,6 +27,7 @@ ROWS: Sequence[Row] = (
     Row("dead share of the cache, over time", lambda o: f"{o.dead_share * 100:.1f} %"),
     Row("dead tokens, most at once", lambda o: _count(o.peak_dead_tokens)),
     Row("chunks freed because dead", lambda o: _count(o.num_reclaimed_chunks)),
+    Row("tokens freed and needed again", lambda o: _count(o.num_regretted_tokens)),
     Row("one-offs kept out of the store", lambda o: _count(o.num_bypassed_calls)),
     Row("time to first token, median", lambda o: f"{o.ttft_seconds(50):.2f} s"),
     Row("time to first token, 95th percentile", lambda o: f"{o.ttft_seconds(95):.2f} s"),

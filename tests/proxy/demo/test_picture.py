@@ -46,7 +46,6 @@ def outcome(title: str) -> Outcome:
     ]
     calls = [
         CallResult(
-            session=0,
             at_seconds=float(at),
             ttft_seconds=at / 10,
             prompt_tokens=100,

@@ -22,7 +22,6 @@ def sample(at: float, resident: int, dead: int) -> Sample:
 
 def call(prompt: int = 10, cached: int = 0, ttft: float = 1.0) -> CallResult:
     return CallResult(
-        session=0,
         at_seconds=0.0,
         ttft_seconds=ttft,
         prompt_tokens=prompt,

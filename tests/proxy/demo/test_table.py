@@ -11,7 +11,6 @@ from proxy.demo.table import difference, side_by_side
 def outcome(title: str, cached: int, num_failed: int = 0) -> Outcome:
     calls = [
         CallResult(
-            session=0,
             at_seconds=0,
             ttft_seconds=0.5,
             prompt_tokens=1000,
