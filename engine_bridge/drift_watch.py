@@ -1,8 +1,12 @@
-"""Finds, slowly and for ever, what somebody did to the cache behind our back.
+"""Finds, slowly and for ever, what happened to the cache behind our back.
 
 Two kinds of drift are found by looking only. Chunks that the books call stored are gone although no event
 said so: a delete by hand, a lost file. And chunks that we freed are back although nobody computed them again:
 a copy to a lower tier that was on its way. The first are recorded as gone, the second are freed once more.
+
+And what was computed when our own process died: nobody proved it ours. A chunk that stands behind one that is
+ours was stored after that one, or both would have been there before; so, if nobody unseen used the cache, one
+of our calls stored it.
 """
 
 import asyncio
@@ -14,9 +18,12 @@ import structlog
 from engine_bridge.errors import CacheUnavailable
 from engine_bridge.placement_watch import PlacementWatch
 from lifecycle.core.directives import Reclaim
+from lifecycle.core.events import ChunksConfirmed
 from lifecycle.core.ids import Namespace, split_keys
+from lifecycle.core.plan import others_may_use
 from lifecycle.errors import LogUnavailable
 from lifecycle.ports import CacheControl, IdSource
+from lifecycle.projections.chunk_index import UNPROVEN_NS
 from lifecycle.projections.contexts import DirectiveRecord
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
@@ -39,7 +46,7 @@ LATE_COPY = frozenset({Tier.L2})
 
 
 class DriftWatch:
-    """One loop. `found(what, number)` is told of `gone` and `returned` chunks.
+    """One loop. `found(what, number)` is told of chunks `gone`, `returned`, or `proven` after a restart.
 
     Contexts are looked at in turn, whoever was not for longest first.
     """
@@ -63,6 +70,7 @@ class DriftWatch:
         self._found = found
         self._look_seconds = look_seconds
         self._keys_per_look = keys_per_look
+        self._since_ns = 0
         self._turns: deque[str] = deque()
         self._looked_ns: dict[str, int] = {}
 
@@ -71,10 +79,48 @@ class DriftWatch:
         while self._cache.capabilities.level:
             await asyncio.sleep(self._look_seconds)
             try:
-                await self._look_for_gone()
-                await self._look_for_returned()
+                await self.look()
             except (CacheUnavailable, LogUnavailable) as error:
                 log.info("the cache is compared with the books later", error=str(error))
+
+    async def look(self) -> None:
+        """Compare a little, once. Raises `CacheUnavailable`, `LogUnavailable`."""
+        await self._prove_what_was_cut_off()
+        await self._look_for_gone()
+        await self._look_for_returned()
+
+    async def _prove_what_was_cut_off(self) -> None:
+        left, self._tracker.cut_off = self._tracker.cut_off, []
+        now_ns = self._tracker.clock.now_ns()
+        self._since_ns = self._since_ns or now_ns
+        index = self._tracker.contexts.index
+        for namespace, run in left:
+            unproven = set(index.unproven(namespace, run))
+            chain = split_keys(run)
+            first_ours = next((at for at, key in enumerate(chain) if key not in unproven), len(chain))
+            wanted = [
+                key
+                for key in chain[first_ours:]
+                if key in unproven and index.describe(namespace, key) is not None
+            ]
+            if not wanted or now_ns - self._since_ns > UNPROVEN_NS:
+                continue
+            # Copies and the directory lag: what does not show up now may do so at the next look.
+            self._tracker.cut_off.append((namespace, run))
+            if others_may_use(index, namespace, now_ns):
+                continue
+            present = [p for p in await self._cache.locate(namespace, wanted) if p.tiers]
+            if not present:
+                continue
+            confirmed = ChunksConfirmed(
+                at_ns=now_ns,
+                namespace=namespace,
+                keys=b"".join(p.key for p in present),
+                tiers=tuple(sorted({tier for p in present for tier in p.tiers})),
+                stored=True,
+            )
+            await self._tracker.record(namespace, [confirmed])
+            self._found("proven", len(present))
 
     async def _look_for_gone(self) -> None:
         for namespace, keys in self._next_keys().items():

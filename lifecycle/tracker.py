@@ -18,7 +18,7 @@ from lifecycle.core.events import Event, NamespaceEvent, RecordedEvent, Untracke
 from lifecycle.core.ids import ContextKey, Namespace, context_stream
 from lifecycle.core.leases import next_deadline_ns
 from lifecycle.core.observations import CallEnding, ContextOpened, Observation, Tick
-from lifecycle.core.state import ContextState
+from lifecycle.core.state import ContextState, chain, holder_tips
 from lifecycle.errors import CorruptLog, LogUnavailable, UnknownContext, VersionConflict
 from lifecycle.ports import Clock, EventLog, SnapshotStore
 from lifecycle.projections.contexts import RETENTION_SECONDS, Contexts
@@ -36,6 +36,9 @@ tell its callers in another order. After that the missing one is read from the l
 
 CONTEXTS_PER_TURN = 200
 """Contexts whose deadlines are looked at before calls get their turn: about a millisecond."""
+
+CUT_OFF_NS = 30 * 10**9
+"""How long before the end of a process calls may have ended whose chunks were not proven yet."""
 
 UNTRACKED_INTERVAL_NS = 60 * 10**9
 
@@ -64,6 +67,8 @@ class Tracker:
         self._began_with: Manifest | None = None
         self._applying = asyncio.Event()
         self._applying.set()
+        self.cut_off: list[tuple[Namespace, bytes]] = []
+        """Chains that were computed when the last process of this log ended: it may not have proven them."""
 
     @property
     def degraded(self) -> str:
@@ -110,6 +115,7 @@ class Tracker:
         For the only writer of a log, after `start`. A call in flight holds what it computes with, and one
         whose tokens are not known yet holds reclaim back.
         """
+        self.cut_off = self._cut_off()
         for uid, state in list(self.contexts.states.items()):
             for flight in state.flights:
                 ending = CallEnding(
@@ -120,6 +126,17 @@ class Tracker:
                     detail="the proxy was restarted",
                 )
                 await self.observe(uid, ending)
+
+    def _cut_off(self) -> list[tuple[Namespace, bytes]]:
+        """Chains of calls in flight, and of contexts used shortly before the end."""
+        states = self.contexts.states.values()
+        since_ns = max((s.active_ns for s in states), default=0) - CUT_OFF_NS
+        return [
+            (state.namespace, chain(state.versions, tip))
+            for state in states
+            if state.flights or state.active_ns >= since_ns
+            for tip in dict.fromkeys(holder_tips(state))
+        ]
 
     async def open(self, observation: ContextOpened, parent: ContextKey | None) -> ContextState:
         """Begin a context, or answer the one that is there. Raises `LogUnavailable`."""

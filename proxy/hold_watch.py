@@ -11,6 +11,7 @@ from prometheus_client import Counter
 from engine_bridge.drivers.lmcache_pins import HeldPin
 from engine_bridge.errors import CacheUnavailable
 from engine_bridge.pin_holder import PinHolder, packed, unpacked
+from engine_bridge.placement_watch import YoungDirectory
 from lifecycle.core.state import chain
 from lifecycle.errors import LifecycleError
 from lifecycle.ports import CacheControl
@@ -61,6 +62,7 @@ class HoldWatch:
         self._kept: Sequence[HeldPin] = ()
         self._keeping = asyncio.Lock()
         self._servers: Mapping[str, int] = {}
+        self._began_ns = 0
         self._drifted: frozenset[str] = frozenset()
         self.num_foreign = 0
         """Objects in our models and salts that somebody else pins, too, by the last comparison."""
@@ -113,7 +115,7 @@ class HoldWatch:
         while True:
             await self._look_at_servers(self._holder)
             if (looks == 0 or self._put_off) and self._may_repair():
-                await self._reconcile(self._holder)
+                await self.compare()
             await self._save()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._look_seconds):
@@ -124,6 +126,7 @@ class HoldWatch:
     async def _look_at_servers(self, holder: PinHolder) -> None:
         try:
             found = await holder.incarnations()
+            began_ns = await holder.directory_began_ns() if isinstance(holder, YoungDirectory) else 0
         except CacheUnavailable as error:
             log.warning("cache servers do not say whether they started anew", error=str(error))
             return
@@ -132,10 +135,15 @@ class HoldWatch:
                 log.warning("a cache server started anew or went away", server=server)
                 self._doubt(f"cache server {server} started anew")
         self._servers = found
+        if began_ns != self._began_ns and self._began_ns:
+            self._put_off = True  # it counts the pins, too, and may have lost them
+        self._began_ns = began_ns
 
-    async def _reconcile(self, holder: PinHolder) -> None:
+    async def compare(self) -> None:
+        """Make what the cache holds what it should hold, once."""
+        holder = self._holder
         self._put_off = False
-        if not holder.held_pins():
+        if holder is None or not holder.held_pins():
             self.num_foreign = 0
             return
         try:

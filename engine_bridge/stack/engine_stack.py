@@ -138,6 +138,15 @@ class EngineStack:
         self._processes[name].start()
         await self._ready(name)
 
+    async def kill(self, name: str) -> None:
+        """End one server as a crash would; `revive` starts it again."""
+        await self._processes[name].kill()
+
+    async def revive(self, name: str) -> None:
+        """Start a killed server on its old port, with the files it left."""
+        self._processes[name].start()
+        await self._ready(name)
+
     def pids(self) -> dict[str, int | None]:
         """Process ids by server, None for one that does not run."""
         return {name: process.pid for name, process in self._processes.items()}

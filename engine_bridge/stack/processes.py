@@ -122,6 +122,17 @@ class Process:
         finally:
             _unlink_segments(members)
 
+    async def kill(self) -> None:
+        """End the whole group as a crash would: at once, with nobody asked."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        members = session_members(child.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await asyncio.to_thread(child.wait)
+        _unlink_segments(members)
+
     async def _end(self, child: "subprocess.Popen[bytes]") -> None:
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             try:

@@ -185,3 +185,64 @@ async def test_long_after_a_delete_nothing_counts_as_its_late_copy() -> None:
         assert set(split_keys(chain_of("s1 u1"))) <= set(it.cache.chunks)
         gone = [r.event for r in [e async for e in it.log.read_all()] if isinstance(r.event, ChunksGone)]
         assert gone == []
+
+
+async def cut_off(it: Scene, words: str, more: str) -> Tracker:
+    """A context whose second call was computed and never proven, by a process that then died."""
+    agent = await it.lived("a", words)
+    await agent.arrive(more, "c2")
+    await agent.map(more, "c2")
+    await agent.first("c2")
+    it.cache.store(chain_of(more))
+    again = Tracker(it.log, it.clock)
+    await again.start()
+    await again.end_orphans()
+    return again
+
+
+def watching(it: Scene, tracker: Tracker, found: list[tuple[str, int]]) -> DriftWatch:
+    reclaimer = Reclaimer(tracker, it.cache, CountedIds(), lambda uid: Mode.ENFORCE, lambda ns: "")
+    placement = PlacementWatch(tracker, it.cache)
+    return DriftWatch(
+        tracker, it.cache, placement, reclaimer, CountedIds(), lambda what, n: found.append((what, n))
+    )
+
+
+async def test_what_a_dead_process_left_unproven_behind_ours_is_ours() -> None:
+    async with scene() as it:
+        again = await cut_off(it, "s1 u1", "s1 u1 a1 u2")
+        late = split_keys(chain_of("s1 u1 a1 u2"))[-1]
+        del it.cache.chunks[late]
+        found: list[tuple[str, int]] = []
+        watch = watching(it, again, found)
+        await watch.look()
+        assert again.contexts.index.unproven(NAMESPACE, chain_of("s1 u1 a1 u2")) == [late]
+        it.cache.store(late)
+        await watch.look()
+        await watch.look()
+        assert again.contexts.index.unproven(NAMESPACE, chain_of("s1 u1 a1 u2")) == []
+        assert [what for what, _ in found] == ["proven", "proven"]
+        assert again.cut_off == []
+        assert books(again.contexts) == books(await replayed(it.log))
+
+
+async def test_what_may_have_been_there_before_us_or_be_somebodys_is_not_claimed() -> None:
+    async with scene() as it:
+        again = await cut_off(it, "s1 u1", "s1 u1 a1 u2")
+        await again.untracked(NAMESPACE, "bypass")
+        found: list[tuple[str, int]] = []
+        await watching(it, again, found).look()
+        assert found == []
+
+    async with scene() as it:
+        agent = Agent(it.tracker, "a")
+        await agent.open()
+        await agent.arrive("s1 u1")
+        await agent.map("s1 u1")
+        it.cache.store(chain_of("s1 u1"))
+        again = Tracker(it.log, it.clock)
+        await again.start()
+        await again.end_orphans()
+        await watching(it, again, found).look()
+        assert found == [], "nothing before it is known to be ours"
+        assert again.cut_off == []

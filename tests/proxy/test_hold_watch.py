@@ -287,6 +287,30 @@ async def test_a_cache_that_does_not_answer_is_asked_again_and_not_doubted() -> 
         assert it.counted("restored") == 2, "once when it began, once now"
 
 
+async def test_a_coordinator_that_starts_anew_is_compared_at_once() -> None:
+    class Young(HoldingCache):
+        began_ns = 1
+
+        async def directory_began_ns(self) -> int:
+            return self.began_ns
+
+    cache = Young({})
+    cache.adopt_pins([held_pin("u:p1")])
+    it = Watched(cache)
+    it.watch._look_seconds = SECONDS  # nothing but a reason makes it compare twice
+    task = asyncio.ensure_future(it.watch.run())
+    try:
+        await it.looks(1)
+        cache.began_ns = 2
+        cache.far.clear()
+        it.watch._wake.set()
+        await it.looks(1)
+        assert cache.far.keys() == {"u:p1"}
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_pin_that_stays_drifted_is_counted_once() -> None:
     async with watching() as it:
         it.cache.found = Reconciled(drifted=("u:p1",))
