@@ -275,7 +275,7 @@ async def _parts(store: SnapshotStore, names: Sequence[str]) -> AsyncIterator[by
 
 
 def _without_runs(facts: IndexFacts) -> IndexFacts:
-    books: list[BookFacts] = [msgspec.structs.replace(b, runs=[]) for b in facts.books]
+    books: list[BookFacts] = [msgspec.structs.replace(b, live=[], dead=[]) for b in facts.books]
     return msgspec.structs.replace(facts, books=books)
 
 

@@ -27,7 +27,7 @@ RunFacts: TypeAlias = tuple[bytes, bytes, int, int, int, str]
 
 
 class BookFacts(msgspec.Struct):
-    """One namespace's books: `runs` of any order."""
+    """One namespace's books: `live` and `dead` runs in any order."""
 
     namespace: Namespace
     last_untracked_ns: int | None
@@ -35,7 +35,8 @@ class BookFacts(msgspec.Struct):
     directives: list[Reclaim | Demote]
     unmapped: list[str]
     unknown_flights: dict[str, int]
-    runs: list[RunFacts]
+    live: list[RunFacts]
+    dead: list[RunFacts]
 
 
 class IndexFacts(msgspec.Struct):
@@ -75,9 +76,12 @@ def taken(index: ChunkIndex) -> Iterator[IndexFacts | None]:
     facts = IndexFacts(index._now_ns, list(index._unproven), [])
     for namespace in index.namespaces():
         books = index._books[namespace]
-        runs: list[RunFacts] = []
+        live: list[RunFacts] = []
+        dead: list[RunFacts] = []
         for number, run in enumerate(books.runs.runs(), start=1):
-            runs.append((run.keys, run.flags, run.refs, run.dead_ns, run.retry_ns, run.owner))
+            (live if run.refs else dead).append(
+                (run.keys, run.flags, run.refs, run.dead_ns, run.retry_ns, run.owner)
+            )
             if number % RUNS_PER_STEP == 0:
                 yield None
         facts.books.append(
@@ -88,7 +92,8 @@ def taken(index: ChunkIndex) -> Iterator[IndexFacts | None]:
                 [books.directives[i] for i in sorted(books.directives)],
                 sorted(books.unmapped),
                 dict(sorted(books.unknown_flights.items())),
-                runs,
+                live,
+                dead,
             )
         )
         yield None
@@ -108,44 +113,44 @@ def live_in_order(
 
     New owners are numbered and added to `owners`. Raises `Mismatch`.
     """
-    firsts: dict[Namespace, dict[bytes, RunFacts]] = {}
+    # Filed by the first key, in many small mappings: one that grew to a million entries would stop everybody
+    # each time it grew. A run that was met is its length from then on.
+    firsts: dict[Namespace, list[dict[bytes, RunFacts | int]]] = {}
     for books in facts.books:
-        found = firsts[books.namespace] = {}
-        for number, run in enumerate(books.runs, start=1):
-            if run[2]:
-                found[run[0][:KEY_BYTES]] = run
+        found = firsts[books.namespace] = [{} for _ in range(256)]
+        for number, run in enumerate(books.live, start=1):
+            found[run[0][0]][run[0][:KEY_BYTES]] = run
             if number % RUNS_PER_STEP == 0:
                 yield None
-    met: set[int] = set()
     num_met = 0
     for state in states:
-        found = firsts.get(state.namespace.cache, {})
+        found = firsts.get(state.namespace.cache) or [{}] * 256
         for version in state.versions.values():
             at = 0
             while at < len(version.keys):
-                known = found.get(version.keys[at : at + KEY_BYTES])
+                first = version.keys[at : at + KEY_BYTES]
+                known = found[first[0]].get(first)
                 if known is None:
                     raise Mismatch(f"context {state.uid} refers to a chunk that the index does not know")
-                at += len(known[0])
-                if id(known) in met:
+                if isinstance(known, int):
+                    at += known
                     continue
-                met.add(id(known))
-                _, flags, refs, _, retry_ns, owner = known
+                keys, flags, refs, _, retry_ns, owner = known
+                found[first[0]][first] = len(keys)
+                at += len(keys)
                 packed = flags[:1] if flags.count(flags[0]) == len(flags) else flags
-                number = owners.setdefault(owner, len(owners))
-                yield LiveRun(len(flags), packed, refs, retry_ns, number)
+                yield LiveRun(len(flags), packed, refs, retry_ns, owners.setdefault(owner, len(owners)))
                 num_met += 1
                 if num_met % RUNS_PER_STEP == 0:
                     yield None
-    if num_met != sum(map(len, firsts.values())):
+    if num_met != sum(len(books.live) for books in facts.books):
         raise Mismatch("the index refers to chunks of contexts that are not there")
 
 
 def dead_in_order(books: BookFacts, owners: dict[str, int]) -> Iterator[DeadRunFacts]:
     """The dead runs of one namespace, with new owners added to `owners`."""
-    for keys, flags, refs, dead_ns, retry_ns, owner in books.runs:
-        if not refs:
-            yield DeadRunFacts(keys, flags, dead_ns, retry_ns, owners.setdefault(owner, len(owners)))
+    for keys, flags, _, dead_ns, retry_ns, owner in books.dead:
+        yield DeadRunFacts(keys, flags, dead_ns, retry_ns, owners.setdefault(owner, len(owners)))
 
 
 def put(

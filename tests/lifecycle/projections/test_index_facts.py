@@ -109,7 +109,7 @@ def test_what_was_asked_for_and_what_waits_for_another_try_come_over() -> None:
 def test_a_whole_run_keeps_the_bytes_of_its_version() -> None:
     one = state("one", keys(1, 2))
     other = moved(indexed(one), {"one": one})
-    (run,) = facts_of(other).books[0].runs
+    (run,) = facts_of(other).books[0].live
     assert run[0] is one.versions[0].keys
 
 
