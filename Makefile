@@ -71,6 +71,7 @@ bench: $(STAMP) .engine/npm/.fetched ## the tables of docs/performance.md
 	$(PY) -m bench.mapping
 	$(PY) -m bench.event_log
 	$(PY) -m bench.index
+	$(PY) -m bench.restart
 	$(PY) -m bench.embedded_engine
 	$(PY) -m bench.added_latency
 

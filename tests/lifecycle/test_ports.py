@@ -7,8 +7,9 @@ import pytest
 
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
 from engine_bridge.drivers.noop import NoCacheControl
-from lifecycle.ports import CacheControl, Clock, EventLog, IdSource
+from lifecycle.ports import CacheControl, Clock, EventLog, IdSource, SnapshotStore
 from lifecycle.store.memory import MemoryEventLog
+from lifecycle.store.snapshots import MemorySnapshots, RedisSnapshots, SqlSnapshots
 from lifecycle.store.sql import SqlEventLog
 from proxy.system import RandomIds, SystemClock
 from tests.lifecycle.fake_cache import FakeCache
@@ -17,6 +18,7 @@ from tests.lifecycle.store.faulty_event_log import FaultyEventLog
 
 PAIRS = [
     *((EventLog, adapter) for adapter in (MemoryEventLog, SqlEventLog, GatedLog, FaultyEventLog)),
+    *((SnapshotStore, adapter) for adapter in (MemorySnapshots, SqlSnapshots, RedisSnapshots)),
     *((CacheControl, adapter) for adapter in (LmcacheMp, NoCacheControl, FakeCache)),
     *((Clock, adapter) for adapter in (SystemClock, ManualClock)),
     *((IdSource, adapter) for adapter in (RandomIds, CountedIds)),
