@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 from array import array
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ from lifecycle.core.directives import Demote, Reclaim
 from lifecycle.core.events import ChunksGone, DirectiveProposed, DirectiveSettled, RecordedEvent
 from lifecycle.core.ids import ContextKey, Namespace, split_keys
 from lifecycle.core.state import ContextState
+from lifecycle.ports import CacheControl
 from lifecycle.vocabulary import CACHE_SALT, LIFECYCLE_HEADER, DirectiveOutcome, Mode, Tier
 from proxy.app import Serving, serving
 from proxy.config import Config, Listener
@@ -60,6 +61,15 @@ def calls_tool(name: str, path: str = "a.py") -> dict[str, Any]:
     """Body fields that make a model of random weights call a tool: this is all it may say."""
     said = f'<tool_call>\n{{"name": "{name}", "arguments": {{"path": "{path}"}}}}\n</tool_call>'
     return {"structured_outputs": {"choice": [said]}}
+
+
+async def polled(holds: Callable[[], Awaitable[bool]], seconds: float = POLL_SECONDS) -> None:
+    """Until something holds of which no news comes; `seconds` is the pause between two looks."""
+    for _ in range(int(SECONDS / seconds)):
+        if await holds():
+            return
+        await asyncio.sleep(seconds)
+    raise AssertionError(f"{holds.__name__} waited for {SECONDS} s in vain")
 
 
 class Cache:
@@ -171,18 +181,23 @@ class Cache:
 
 
 class World:
-    """One proxy before the stack, everything heard of it, and the bodies that its agents `sent`."""
+    """One proxy before the stack, everything heard of it, and the bodies that its agents `sent`.
 
-    def __init__(self, up: Serving, cache: Cache) -> None:
+    All of it with the API key of one tenant.
+    """
+
+    def __init__(self, up: Serving, cache: Cache, tenant: str = "default", api_key: str = "any") -> None:
         self.up = up
+        self.tenant = tenant
         self.runtime = up.runtime
         self.cache = cache
         self.heard: list[RecordedEvent] = []
-        self.http = httpx.AsyncClient(timeout=120.0, trust_env=False)
+        bearer = {"authorization": f"Bearer {api_key}"}
+        self.http = httpx.AsyncClient(timeout=120.0, trust_env=False, headers=bearer)
         self.sent: list[bytes] = []
         self.client = openai.AsyncOpenAI(
             base_url=f"{up.data_url}/v1",
-            api_key="any",
+            api_key=api_key,
             max_retries=0,
             http_client=openai.DefaultAsyncHttpxClient(
                 trust_env=False, event_hooks={"request": [self._note_sent]}
@@ -218,7 +233,7 @@ class World:
         return Agent(self, ctx, [{"role": "system", "content": system or prose(70)}], list(tools))
 
     def state(self, ctx: str) -> ContextState | None:
-        return self.runtime.tracker.contexts.latest(ContextKey("default", ctx))
+        return self.runtime.tracker.contexts.latest(ContextKey(self.tenant, ctx))
 
     @property
     def namespace(self) -> Namespace:
@@ -277,10 +292,11 @@ class World:
             places = await self.cache.where(left)
             raise AssertionError(f"{len(left)} of {len(keys)} not freed: {books[:5]}, {places}") from error
 
-    async def until_confirmed(self, keys: Sequence[bytes]) -> None:
+    async def until_confirmed(self, keys: Sequence[bytes], salt: str = "") -> None:
         """Until the proxy itself has seen each of the keys in the cache."""
         index = self.runtime.tracker.contexts.index
-        await self.until(lambda: not index.unverified(self.namespace, b"".join(keys)))
+        namespace = msgspec.structs.replace(self.namespace, salt=salt)
+        await self.until(lambda: not index.unverified(namespace, b"".join(keys)))
 
     async def sweep(self, outcome: DirectiveOutcome = DirectiveOutcome.APPLIED) -> None:
         """Until a fresh agent's chunks died and were dealt with: whatever was dead before was, too."""
@@ -454,9 +470,14 @@ def config_for(stack: EngineStack, folder: Path, mode: Mode = Mode.ENFORCE, **ch
 
 
 @asynccontextmanager
-async def world_of(cache: Cache, config: Config, *, controls: bool = True) -> AsyncIterator[World]:
-    """A proxy that serves and may control the cache; with `controls` False it must have found why not."""
-    async with serving(config) as up:
+async def world_of(
+    cache: Cache, config: Config, *, controls: bool = True, control: CacheControl | None = None
+) -> AsyncIterator[World]:
+    """A proxy that serves and may control the cache; with `controls` False it must have found why not.
+
+    `control` stands in for its own driver.
+    """
+    async with serving(config, control) as up:
         world = World(up, cache)
         try:
             for _ in range(NUM_POLLS):
