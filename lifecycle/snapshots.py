@@ -211,7 +211,7 @@ async def restored(store: SnapshotStore, manifest: Manifest, into: Contexts) -> 
             dead.setdefault(number, []).extend(_dead_runs.decode(await anext(contents)))
         if len(states) != len(manifest.contexts):
             raise Unreadable("a context stands in it twice")
-        index = ChunkIndex()
+        index = ChunkIndex(into.index.keep_recurring_ns)
         put(
             index,
             manifest.index,

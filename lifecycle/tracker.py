@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from weakref import WeakValueDictionary
 
 import structlog
@@ -50,9 +51,14 @@ class Tracker:
     """Owns the state. `listeners` are called, on the event loop, with every batch that became true."""
 
     def __init__(
-        self, event_log: EventLog, clock: Clock, retention_seconds: float = RETENTION_SECONDS
+        self,
+        event_log: EventLog,
+        clock: Clock,
+        retention_seconds: float = RETENTION_SECONDS,
+        keep_recurring_seconds: float = 0.0,
     ) -> None:
-        self.contexts = Contexts(retention_seconds)
+        self._empty_books = partial(Contexts, retention_seconds, keep_recurring_seconds)
+        self.contexts = self._empty_books()
         self.clock = clock
         self.listeners: list[Callable[[Sequence[RecordedEvent]], None]] = []
         self._log = event_log
@@ -87,7 +93,7 @@ class Tracker:
         first = await self._log.first_position()
         if snapshots is not None and not self.contexts.position:
             head = await self._log.head()
-            usable = await newest_usable(snapshots, first, head, lambda: Contexts(self.retention_seconds))
+            usable = await newest_usable(snapshots, first, head, self._empty_books)
             if usable is not None:
                 self.contexts, self._began_with = usable
         if self.contexts.position < first - 1:

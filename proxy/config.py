@@ -159,6 +159,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=87_600,
         ),
     ] = 24.0
+    keep_recurring_seconds: Annotated[
+        float,
+        _doc(
+            "How long dead chunks are kept that one agent after the other begins with, like a system prompt "
+            "and tool definitions. 0 frees them with the rest.",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 600.0
     plan_wait_seconds: Annotated[
         float, _doc("Longest time that a call waits for its plan in enforce.", ge=0, le=1)
     ] = 0.005

@@ -95,7 +95,9 @@ class Runtime:
         self._profiles: dict[str, ModelProfile] = {}
         self.cache = cache or cache_driver(config, self._tokenize if config.models else None)
         self.blocks = CallBlocks()
-        self.tracker = Tracker(self.event_log, self.clock, config.retention_hours * 3600)
+        self.tracker = Tracker(
+            self.event_log, self.clock, config.retention_hours * 3600, config.keep_recurring_seconds
+        )
         self.reclaimer = Reclaimer(
             self.tracker,
             self.cache,

@@ -7,8 +7,6 @@ dead and stays in the books until it is known to be gone, or was not proven to b
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import msgspec
-
 from lifecycle.core.digest import digest_all
 from lifecycle.core.directives import Demote, Reclaim
 from lifecycle.core.events import (
@@ -24,6 +22,8 @@ from lifecycle.core.ids import KEY_BYTES, Namespace, split_keys
 from lifecycle.core.plan import ChunkFlag, DeadRun
 from lifecycle.core.state import ROOT, ContextState, Version
 from lifecycle.projections.chunk_runs import Run, RunBook
+from lifecycle.projections.chunk_views import ChunkDescription, ChunkStats
+from lifecycle.projections.recurrence import Recurrence, RecurrenceFacts
 from lifecycle.vocabulary import DirectiveOutcome
 
 UNPROVEN_NS = 120 * 10**9
@@ -38,34 +38,12 @@ _STORED = int(ChunkFlag.VERIFIED | ChunkFlag.OURS)
 _PRESENT = int(ChunkFlag.VERIFIED | ChunkFlag.OURS | ChunkFlag.DEMOTED)
 
 
-class ChunkDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """One chunk in the books. `dead_ns` is 0 for a live one; `directives` are those without an outcome."""
-
-    key: bytes
-    references: int
-    flags: tuple[str, ...]
-    dead_ns: int
-    retry_ns: int
-    directives: tuple[str, ...]
-
-
-class ChunkStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one namespace's books, in chunks but for `runs` and `directives`."""
-
-    live: int = 0
-    dead: int = 0
-    verified: int = 0
-    pending: int = 0
-    runs: int = 0
-    directives: int = 0
-    unknown_confirmed: int = 0
-
-
 class _Books:
     """One namespace's part of the index."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep_recurring_ns: int) -> None:
         self.runs = RunBook()
+        self.recurrence = Recurrence(keep_recurring_ns)
         self.directives: dict[str, Reclaim | Demote] = {}
         self.asked: Counter[bytes] = Counter()
         self.unmapped: set[str] = set()
@@ -77,10 +55,12 @@ class _Books:
 class ChunkIndex:
     """References and flags of all chunks, by model and salt (what shares a cache). Satisfies `ReclaimView`.
 
-    Feed it every event in log order. Equal events give an equal `digest`.
+    Feed it every event in log order. Equal events give an equal `digest`. Chunks that one context after the
+    other begins with are not due before `keep_recurring_ns` have passed since the last one let go.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep_recurring_ns: int = 0) -> None:
+        self.keep_recurring_ns = keep_recurring_ns
         self._books: dict[Namespace, _Books] = {}
         self._now_ns = 0
         self._unproven: deque[tuple[int, Namespace, bytes]] = deque()
@@ -153,19 +133,28 @@ class ChunkIndex:
             self._unrefer(after, keys)
 
     def _refer(self, context: ContextState, keys: bytes) -> None:
-        runs = self._of(context.namespace).runs
+        books = self._of(context.namespace)
+        runs = books.runs
         for stretch in runs.stretches(keys):
             if stretch.run is None:
+                books.recurrence.came(stretch.keys, self._now_ns)
                 self._insert(context, stretch.keys, 1)
-            else:
-                runs.refer(runs.isolate(stretch))
+                continue
+            run = runs.isolate(stretch)
+            runs.refer(run)
+            if run.owner != context.uid and not (context.forked and run.owner == context.parent_uid):
+                books.recurrence.shared(run.keys)
 
     def _unrefer(self, context: ContextState, keys: bytes) -> None:
-        runs = self._of(context.namespace).runs
+        books = self._of(context.namespace)
+        runs = books.runs
         for stretch in runs.stretches(keys):
             if stretch.run is not None:
                 run = runs.isolate(stretch)
                 runs.unrefer(run, self._now_ns, context.uid)
+                if not run.refs:
+                    kept_until_ns = books.recurrence.kept_until_ns(run.keys, self._now_ns)
+                    run.retry_ns = max(run.retry_ns, kept_until_ns)
                 if not run.refs and not run.proven:
                     self._watch(context.namespace, run.keys)
 
@@ -246,6 +235,7 @@ class ChunkIndex:
         for stretch in runs.stretches(answered):
             runs.mark(stretch, 0, clear=ChunkFlag.PENDING)
         self._gone(event.namespace, event.result.gone)
+        books.recurrence.freed(event.result.gone, self._now_ns)
         if outcome is DirectiveOutcome.EXPIRED:
             return  # nobody told what became of it: what is still dead is asked for again at once
         gone = set(split_keys(event.result.gone))
@@ -262,12 +252,14 @@ class ChunkIndex:
             elif not stretch.run.refs and demoted:
                 runs.mark(stretch, ChunkFlag.DEMOTED)
             elif not stretch.run.refs:
-                runs.drop(runs.isolate(stretch))
+                run = runs.isolate(stretch)
+                runs.drop(run)
+                books.recurrence.freed(run.keys, self._now_ns)
 
     def _of(self, namespace: Namespace) -> _Books:
         books = self._books.get(namespace.cache)
         if books is None:
-            books = self._books[namespace.cache] = _Books()
+            books = self._books[namespace.cache] = _Books(self.keep_recurring_ns)
         return books
 
     # -- questions ----------------------------------------------------------------------------------------
@@ -385,6 +377,8 @@ class ChunkIndex:
             books = self._books[namespace]
             yield namespace, books.last_untracked_ns, books.unknown_confirmed
             yield books.directives, books.unmapped, books.unknown_flights
+            if (recurrence := books.recurrence.facts()) != RecurrenceFacts():
+                yield recurrence
             chunks = (
                 (key, run.refs, run.flags[at], run.dead_ns, run.retry_ns, run.owner)
                 for run in books.runs.runs()

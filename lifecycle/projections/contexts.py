@@ -69,9 +69,11 @@ class Contexts:
     not while a plan may ask for chunks that it let go last.
     """
 
-    def __init__(self, retention_seconds: float = RETENTION_SECONDS) -> None:
+    def __init__(
+        self, retention_seconds: float = RETENTION_SECONDS, keep_recurring_seconds: float = 0.0
+    ) -> None:
         self.states: dict[str, ContextState] = {}
-        self.index = ChunkIndex()
+        self.index = ChunkIndex(int(keep_recurring_seconds * 1e9))
         self.directives: OrderedDict[str, DirectiveRecord] = OrderedDict()
         self.stream_versions: dict[str, int] = {}
         self.position = 0

@@ -18,6 +18,7 @@ from lifecycle.core.ids import KEY_BYTES, Namespace, split_keys
 from lifecycle.core.state import ContextState
 from lifecycle.projections.chunk_index import ChunkIndex
 from lifecycle.projections.chunk_runs import Run
+from lifecycle.projections.recurrence import RecurrenceFacts
 
 RUNS_PER_STEP = 1_000
 """Runs between two breaths: about a millisecond."""
@@ -37,6 +38,7 @@ class BookFacts(msgspec.Struct):
     unknown_flights: dict[str, int]
     live: list[RunFacts]
     dead: list[RunFacts]
+    recurrence: RecurrenceFacts = RecurrenceFacts()
 
 
 class IndexFacts(msgspec.Struct):
@@ -94,6 +96,7 @@ def taken(index: ChunkIndex) -> Iterator[IndexFacts | None]:
                 dict(sorted(books.unknown_flights.items())),
                 live,
                 dead,
+                books.recurrence.facts(),
             )
         )
         yield None
@@ -176,6 +179,7 @@ def put(
             books.asked.update(split_keys(directive.keys))
         books.unmapped = set(told.unmapped)
         books.unknown_flights = dict(told.unknown_flights)
+        books.recurrence.put(told.recurrence)
         for run in dead.get(told.namespace, ()):
             books.runs.restore(
                 Run(run.keys, run.flags, 0, run.dead_ns, run.retry_ns, _owner(owners, run.owner))

@@ -118,4 +118,4 @@ def _ceiling(value: float) -> float:
     if value < SMALLEST_TOP:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))
-    return next(step * unit for step in (1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10) if step * unit >= value * 0.9999)
+    return next(step * unit for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * unit >= value * 0.9999)

@@ -8,7 +8,7 @@ import pytest
 from lifecycle.ports import SnapshotStore, StoredSnapshot
 from lifecycle.tracker import Tracker
 from tests.conformance.snapshot_store_adapters import STORE_ADAPTERS, Beside, StoreAdapter
-from tests.lifecycle.random_books import RETENTION_SECONDS, RandomBooks, busy, facts
+from tests.lifecycle.random_books import KEEP_RECURRING_SECONDS, RETENTION_SECONDS, RandomBooks, busy, facts
 
 Connect = Callable[[], Awaitable[Beside]]
 
@@ -104,6 +104,6 @@ async def test_lives_go_on_from_a_snapshot_on_a_trimmed_log(connect: Connect) ->
     for step in busy(5, 160):
         await it.step(step)
     assert await log.first_position() > 1
-    again = Tracker(log, it.clock, RETENTION_SECONDS)
+    again = Tracker(log, it.clock, RETENTION_SECONDS, KEEP_RECURRING_SECONDS)
     await again.start(store)
     assert facts(again.contexts) == facts(it.tracker.contexts)

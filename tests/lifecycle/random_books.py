@@ -34,6 +34,7 @@ from tests.lifecycle.lives import Agent, ManualClock, books, chain_of
 NAMESPACES = (NAMESPACE, Namespace(NAMESPACE.model, salt="tenant", fingerprint="f"))
 WORDS = ("s1", "u1", "u2", "u3", "a1", "a2", "t1")
 RETENTION_SECONDS = 7200.0
+KEEP_RECURRING_SECONDS = 40.0
 OUTCOMES = tuple(DirectiveOutcome)
 PAUSES = (0.5, 5, 31, 61, 121, 1000, 3700, 8000)
 OPERATIONS = (
@@ -90,7 +91,7 @@ class RandomBooks:
         self.clock = ManualClock()
         self.log = log
         self.snapshots = snapshots
-        self.tracker = Tracker(log, self.clock, RETENTION_SECONDS)
+        self.tracker = Tracker(log, self.clock, RETENTION_SECONDS, KEEP_RECURRING_SECONDS)
         self.keeper = LogKeeper(self.tracker, log)
         self.tracker.listeners.append(self._heard)
         self.recorded: list[RecordedEvent] = []
@@ -251,7 +252,7 @@ async def each(recorded: Iterable[RecordedEvent]) -> AsyncIterator[RecordedEvent
 
 
 async def from_zero(recorded: list[RecordedEvent]) -> Contexts:
-    contexts = Contexts(RETENTION_SECONDS)
+    contexts = Contexts(RETENTION_SECONDS, KEEP_RECURRING_SECONDS)
     await contexts.rebuild(each(recorded))
     return contexts
 
@@ -272,7 +273,7 @@ async def all_agree(it: RandomBooks, snapshots: MemorySnapshots) -> bytes:
     live = it.tracker.contexts
     whole = await from_zero(it.recorded)
     assert facts(whole) == facts(live)
-    again = Tracker(it.log, it.clock, RETENTION_SECONDS)
+    again = Tracker(it.log, it.clock, RETENTION_SECONDS, KEEP_RECURRING_SECONDS)
     await again.start(snapshots)
     assert facts(again.contexts) == facts(whole)
     assert plans(again.contexts, now) == plans(whole, now) == plans(live, now)

@@ -19,6 +19,7 @@ from lifecycle.store.snapshots import MemorySnapshots
 from lifecycle.tracker import Tracker
 from tests.lifecycle.lives import Agent
 from tests.lifecycle.random_books import (
+    KEEP_RECURRING_SECONDS,
     OPERATIONS,
     RETENTION_SECONDS,
     RandomBooks,
@@ -162,7 +163,7 @@ async def test_a_restart_trims_no_further_than_the_older_snapshot_that_it_can_re
     for manifest, first in ((b"damaged", 1), (kept.manifest, older + 1)):
         await snapshots.commit(newest, older, set(read_manifest(newest).parts()))
         snapshots._snapshots[older] = manifest
-        again = LogKeeper(Tracker(it.log, it.clock, RETENTION_SECONDS), it.log)
+        again = LogKeeper(Tracker(it.log, it.clock, RETENTION_SECONDS, KEEP_RECURRING_SECONDS), it.log)
         await again.start(snapshots)
         assert again.position == newest.position
         await again.trim()

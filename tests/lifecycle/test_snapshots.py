@@ -23,7 +23,7 @@ from lifecycle.store.memory import MemoryEventLog
 from lifecycle.store.snapshots import MemorySnapshots
 from lifecycle.tracker import Tracker
 from tests.lifecycle.golden_snapshots import contents, golden_files, read_golden
-from tests.lifecycle.random_books import RETENTION_SECONDS, RandomBooks, facts
+from tests.lifecycle.random_books import KEEP_RECURRING_SECONDS, RETENTION_SECONDS, RandomBooks, facts
 
 STEPS = (
     *("open", "call", "store", "open", "call", "fork", "call", "pin", "store", "abort"),
@@ -44,7 +44,7 @@ async def with_two_snapshots(seed: int = 1) -> tuple[RandomBooks, MemorySnapshot
 
 async def restarted(it: RandomBooks, snapshots: MemorySnapshots) -> tuple[int, bytes]:
     """Position of the snapshot that a restart took (0: none), and what it made of it."""
-    tracker = Tracker(it.log, it.clock, RETENTION_SECONDS)
+    tracker = Tracker(it.log, it.clock, RETENTION_SECONDS, KEEP_RECURRING_SECONDS)
     manifest = await tracker.start(snapshots)
     return (manifest.position if manifest else 0), facts(tracker.contexts)
 
@@ -62,7 +62,7 @@ async def test_a_snapshot_of_any_earlier_version_is_read_as_it_was_meant(path: P
     golden = read_golden(path)
     store = MemorySnapshots()
     await store.put(golden.parts)
-    contexts = Contexts(RETENTION_SECONDS)
+    contexts = Contexts(RETENTION_SECONDS, KEEP_RECURRING_SECONDS)
     await restored(store, read_manifest(golden.snapshot), contexts)
     assert contents(contexts) == golden.contains
     index = contexts.index
@@ -138,7 +138,7 @@ async def test_a_snapshot_of_another_history_is_passed_over() -> None:
     shorter = MemoryEventLog()
     for recorded in it.recorded[:5]:
         await shorter.append(recorded.stream, [recorded.event], recorded.version - 1)
-    tracker = Tracker(shorter, it.clock, RETENTION_SECONDS)
+    tracker = Tracker(shorter, it.clock, RETENTION_SECONDS, KEEP_RECURRING_SECONDS)
     assert await tracker.start(snapshots) is None
     assert tracker.contexts.position == 5
 
@@ -146,11 +146,11 @@ async def test_a_snapshot_of_another_history_is_passed_over() -> None:
 async def test_a_trimmed_log_without_a_usable_snapshot_is_corrupt_and_says_why() -> None:
     it, snapshots, kept = await with_two_snapshots()
     await it.log.trim(kept[0].position, tuple(it.tracker.contexts.stream_versions))
-    tracker = Tracker(it.log, it.clock, RETENTION_SECONDS)
+    tracker = Tracker(it.log, it.clock, RETENTION_SECONDS, KEEP_RECURRING_SECONDS)
     with pytest.raises(CorruptLog, match=f"begins at position {kept[0].position + 1}.*no snapshot"):
         await tracker.start(MemorySnapshots())
     with pytest.raises(CorruptLog):
-        await Tracker(it.log, it.clock, RETENTION_SECONDS).start()
+        await Tracker(it.log, it.clock, RETENTION_SECONDS, KEEP_RECURRING_SECONDS).start()
     assert (await restarted(it, snapshots))[1] == facts(it.tracker.contexts)
 
 
@@ -159,7 +159,7 @@ async def test_the_older_one_is_no_help_where_the_log_does_not_go_on_from_it() -
     await it.log.trim(kept[0].position, tuple(it.tracker.contexts.stream_versions))
     await damage(snapshots, read_manifest(kept[0]), -1, 5)
     with pytest.raises(CorruptLog):
-        await Tracker(it.log, it.clock, RETENTION_SECONDS).start(snapshots)
+        await Tracker(it.log, it.clock, RETENTION_SECONDS, KEEP_RECURRING_SECONDS).start(snapshots)
 
 
 class WatchedSnapshots(MemorySnapshots):

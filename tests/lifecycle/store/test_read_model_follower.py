@@ -90,9 +90,9 @@ async def test_the_end_does_not_wait_for_a_rebuild(tmp_path: Path) -> None:
 
     class Slow(ReadModels):
         async def rebuild(self, event_log, log_id, progress=None):  # type: ignore[no-untyped-def]
-            def heard(position: int) -> None:
+            async def heard(position: int) -> None:
                 rebuilding.set()
-                progress(position)
+                await progress(position)
 
             return await super().rebuild(event_log, log_id, heard)
 

@@ -165,7 +165,7 @@ async def test_a_rebuild_that_fails_leaves_the_rows_as_they_were(models: ReadMod
     before = await rows_at(url)
     heard: list[int] = []
 
-    def stop(position: int) -> None:
+    async def stop(position: int) -> None:
         heard.append(position)
         raise CorruptLog("stop")
 
