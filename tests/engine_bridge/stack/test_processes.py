@@ -97,3 +97,19 @@ async def test_shared_memory_named_after_a_child_is_given_back(tmp_path: Path) -
     assert segment in os.listdir("/dev/shm")
     await child.stop()
     assert segment not in os.listdir("/dev/shm")
+
+
+async def test_kill_asks_nobody_and_the_process_can_start_again(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    deaf = "import signal;signal.signal(signal.SIGTERM,signal.SIG_IGN);" + FAMILY
+    child = process(tmp_path, deaf, port)
+    await child.kill()
+    for _ in range(2):
+        child.start()
+        await child.wait_ready(30)
+        parent, grandchild = child.pid, int((tmp_path / "child.pid").read_text())
+        assert parent is not None
+        await child.kill()
+        assert not is_running(parent)
+        assert not is_running(grandchild)
+    await child.stop()
