@@ -115,9 +115,11 @@ async def rebuild(config: Config, progress: Callable[[int, int], None]) -> Rebui
             raise InvalidConfig(f"log_url: the event log at {opened.place} is empty: is it the right one?")
         models = await ReadModels.open(config.read_models_url)
         stack.push_async_callback(models.close)
-        return await models.rebuild(
-            opened.event_log, await _log_id(opened), lambda position: progress(position, head)
-        )
+
+        async def reached(position: int) -> None:
+            progress(position, head)
+
+        return await models.rebuild(opened.event_log, await _log_id(opened), reached)
 
 
 def _check(config: Config) -> None:

@@ -23,6 +23,9 @@ T = TypeVar("T")
 GATHER_SECONDS = 0.2
 """Rest after a commit, so that the next one takes more events along."""
 
+REST_PER_PAGE = 2.0
+"""Rest after each page of a backlog, as a multiple of the time it took: calls run on the same event loop."""
+
 RETRY_SECONDS = 0.5
 MAX_RETRY_SECONDS = 60.0
 
@@ -93,6 +96,7 @@ class ReadModelFollower:
         self._models: ReadModels | None = None
         self._position = 0
         self._rest = 0.0
+        self._rested = 0.0
         self._under_way: asyncio.Task[Any] | None = None
         self._closing = False
 
@@ -159,10 +163,12 @@ class ReadModelFollower:
         if status.rebuild or status.position < await self._log.first_position() - 1:
             log.warning("the read models are rebuilt", reason=status.stale or "events they lack are trimmed")
             await self._rebuild(models)
+        self._rested = asyncio.get_running_loop().time()
         async for page in pages(self._log.read_all(self._position)):
             self._position = await self._whole(models.write(page))
             if self._position < page[-1].position:
                 return False
+            await self._give_way(self._position)
         if status.stale and not status.rebuild:
             await self._whole(models.mark_current())
         await self._feed.done(self._position)
@@ -171,16 +177,20 @@ class ReadModelFollower:
 
     async def _rebuild(self, models: ReadModels) -> None:
         clock = asyncio.get_running_loop().time
-        began = clock()
+        began = self._rested = clock()
         try:
-            work = models.rebuild(self._log, self._log_id, self._rebuilding)
+            work = models.rebuild(self._log, self._log_id, self._give_way)
             self._position = (await self._whole(work)).position
         finally:
             self._rest = REST_PER_REBUILD * (clock() - began)
 
-    def _rebuilding(self, _position: int) -> None:
+    async def _give_way(self, _position: int) -> None:
+        """Called after each page."""
         if self._closing:
-            raise ReadModelsUnavailable("the rebuild is broken off")
+            raise ReadModelsUnavailable("the work on the read models is broken off")
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(REST_PER_PAGE * (clock() - self._rested))
+        self._rested = clock()
 
     async def _opened(self) -> ReadModels:
         self._models = await self._open()

@@ -6,7 +6,7 @@ that would leave a gap is refused.
 """
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Self
 
@@ -21,8 +21,11 @@ from lifecycle.projections.read_rows import KEYS, Change, changes, merged
 from lifecycle.store.read_model_database import naming_failures, open_read_model_database, place_of
 from lifecycle.store.read_model_tables import ROWS, metadata, status
 
-PAGE = 500
-"""Events that are written at once."""
+PAGE = 100
+"""Events that are written at once: about 3 ms in which nobody else on the event loop gets a turn."""
+
+Progress = Callable[[int], Awaitable[None]]
+"""Hears the position that a rebuild has reached, and may hold it up."""
 
 _NAME = "operator"
 
@@ -114,9 +117,7 @@ class ReadModels:
         async with self._transaction() as connection:
             await connection.execute(update(status).where(status.c.rebuild.is_(False)).values(stale=""))
 
-    async def rebuild(
-        self, event_log: EventLog, log_id: str, progress: Callable[[int], None] = lambda _position: None
-    ) -> Rebuilt:
+    async def rebuild(self, event_log: EventLog, log_id: str, progress: Progress | None = None) -> Rebuilt:
         """Replace every row that `event_log` tells of. One transaction: until then readers see the old ones.
 
         Rows of another log go. Rows that began before the first event which the log still holds stay as they
@@ -142,7 +143,8 @@ class ReadModels:
                     )
                 await _write_rows(connection, page)
                 position, num_events = page[-1].position, num_events + len(page)
-                progress(position)
+                if progress is not None:
+                    await progress(position)
             values = {"log_id": log_id, "position": position, "stale": "", "rebuild": False}
             await connection.execute(update(status).values(values))
         return Rebuilt(num_events, position, first, kept)

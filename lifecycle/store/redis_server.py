@@ -1,5 +1,6 @@
 """One Redis server: how it is reached, what it must promise, how its failures are named."""
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -109,6 +110,8 @@ class RedisServer:
         It is asked once more, on fresh connections, when one breaks: after a restart all the old ones are
         dead. So it must be safe to ask it twice.
         """
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task is not None else 0
         try:
             try:
                 return await question()
@@ -117,6 +120,11 @@ class RedisServer:
                 return await question()
         except RedisError as error:
             raise self.named(error) from error
+        finally:
+            if task is not None and task.cancelling() > cancellations:
+                # The client sends under asyncio.wait_for, which before Python 3.12 drops a cancellation that
+                # comes just as the sending ends: whoever waits for our end would wait for ever.
+                raise asyncio.CancelledError
 
     async def read(self, *commands: tuple[Any, ...]) -> list[Any]:
         """What commands that only read answer, with no write of others between them. Raises as `ask`."""

@@ -1,9 +1,12 @@
 """What a Redis server must promise before anything is recorded there, and what is said when it does not."""
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from redis.exceptions import RedisError
 
 from lifecycle.core.events import ListGrown
 from lifecycle.errors import LogUnavailable
@@ -131,3 +134,43 @@ async def test_all_keys_of_a_log_lie_in_one_hash_slot(redis) -> None:
     assert all(key.startswith(b"{p}:") for key in keys)
     assert len(set(keys)) == len(keys)
     await server.close()
+
+
+@pytest.mark.parametrize("failing", [False, True])
+async def test_a_cancellation_that_the_client_drops_is_not_lost(failing: bool) -> None:
+    server = RedisServer("redis://127.0.0.1:1/0", 1.0)
+    asked = asyncio.Event()
+
+    async def dropping() -> str:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if failing:
+                raise RedisError("something else") from None
+        return "answered all the same"
+
+    waiting = asyncio.ensure_future(server.ask(dropping))
+    await asked.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_who_cleans_up_after_a_cancellation_is_answered() -> None:
+    server = RedisServer("redis://127.0.0.1:1/0", 1.0)
+    begun = asyncio.Event()
+
+    async def answer() -> str:
+        return "released"
+
+    async def cancelled() -> str:
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await server.ask(answer)
+
+    task = asyncio.ensure_future(cancelled())
+    await begun.wait()
+    task.cancel()
+    assert await task == "released"
