@@ -462,10 +462,11 @@ def lifecycle(**fields: Any) -> dict[str, str]:
 
 
 def config_for(stack: EngineStack, folder: Path, mode: Mode = Mode.ENFORCE, **changes: Any) -> Config:
-    """The proxy of `make run`, on free ports, with time enough for its plans on a busy machine."""
+    """The proxy of `make run`, on free ports, with time enough for its plans on a busy machine, and with
+    nothing dead kept because it may come back."""
     config = local_config(stack, folder, mode)
     free = Listener(port=0)
-    fixed = {"data": free, "admin": free, "plan_wait_seconds": 1.0, **changes}
+    fixed = {"data": free, "admin": free, "plan_wait_seconds": 1.0, "keep_recurring_seconds": 0.0, **changes}
     return msgspec.structs.replace(config, **fixed)
 
 

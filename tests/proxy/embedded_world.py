@@ -70,6 +70,7 @@ def config_in(folder: Path, mode: Mode = Mode.ENFORCE, *, l2_pins: bool = False,
         "mode": mode,
         "log_url": f"sqlite:///{folder / 'kvtether.db'}",
         "plan_wait_seconds": 1.0,
+        "keep_recurring_seconds": 0.0,
         **changes,
     }
     return Config(**fields)
