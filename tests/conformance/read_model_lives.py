@@ -119,7 +119,7 @@ class RandomLife:
             return
         agent = self._rng.choice(self._agents)
         self._seq += 1
-        about: dict[str, Any] = {"seq": self._seq, "ctx": agent.name}
+        about: dict[str, Any] = {"seq": self._rng.choice([1, 1, 1, 1, 5]), "ctx": agent.name}  # source is new
         operation = self._rng.choice(
             [
                 DeclareWaiting(**about, kind=WaitKind.HUMAN, tool="\x00", eta=3.0),
