@@ -88,7 +88,7 @@ async def test_a_wrong_tokenizer_is_found_at_start(
         ready = await readiness(world)
         assert ready["control"] is False
         assert any("our tokenizer and the engine's differ" in problem for problem in ready["problems"])
-        await nothing_is_deleted(world)
+        await nothing_is_deleted(world, because="probe 'user': ")
 
 
 async def test_a_wrong_chunk_size_is_found_at_start(
