@@ -84,6 +84,27 @@ async def test_what_is_pinned_survives_a_full_cache(tmp_path: Path) -> None:
         assert agents[0].cached_tokens >= world.cache.chunk * len(held)
 
 
+async def test_a_beginning_that_agents_share_outlives_each_of_them(tmp_path: Path) -> None:
+    config = config_in(tmp_path, keep_recurring_seconds=600.0)
+    async with embedded_world(embedded_engine(), config) as world:
+        rules = prose(80)
+        agents = [world.agent(name, system=rules) for name in ("one", "two", "three")]
+        for agent in agents[:2]:
+            await agent.say(prose(60))
+        head = await world.cache.head_keys(agents[0].messages[:1])
+        own = [key for agent in agents[:2] for key in await agent.keys() if key not in head]
+        assert len(head) >= 3
+        await world.until_confirmed([*head, *own])
+        await world.cache.await_tiers([*head, *own], BOTH)
+        for agent in agents[:2]:
+            await agent.ops({"op": "close"})
+        await world.until_gone(own)
+        assert await world.cache.where(head) == [BOTH] * len(head)
+        await world.cache.forget_engine_cache()
+        await agents[2].say(prose(60))
+        assert agents[2].cached_tokens == world.cache.chunk * len(head)
+
+
 async def test_untracked_calls_turn_deletes_into_demotions(tmp_path: Path) -> None:
     async with embedded_world(embedded_engine(), config_in(tmp_path)) as world:
         agent = world.agent("tracked")

@@ -128,6 +128,7 @@ def configured(tmp_path: Path, url: str, mode: Mode = Mode.ENFORCE, **changes: A
         "mode": mode,
         "log_url": "memory:",
         "plan_wait_seconds": 1.0,
+        "keep_recurring_seconds": 0.0,
         **changes,
     }
     return Config(**fields)
