@@ -24,7 +24,6 @@ ANOTHER_TEMPLATE = (
     "the engine renders or encodes otherwise, so the model is only observed: set models[].path to the "
     "directory that the engine serves, with its chat template, and chat_template_kwargs to its defaults"
 )
-_NOT_THERE = (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED, httpx.codes.NOT_IMPLEMENTED)
 
 
 class EngineUnreached(Exception):
@@ -144,7 +143,7 @@ async def template_problem(profile: ModelProfile, upstream_url: str, authorizati
             answer = await client.post(url, json=body)
             if answer.status_code == httpx.codes.BAD_REQUEST:
                 raise RejectedByEngine(answer.text)
-            if answer.status_code in _NOT_THERE:
+            if answer.is_client_error or answer.status_code == httpx.codes.NOT_IMPLEMENTED:
                 raise _NoSuchEndpoint
             answer.raise_for_status()
             document = answer.json()

@@ -13,6 +13,8 @@ MAX_POINTS = 360
 SMALLEST_TOP = 1e-9
 """An axis shorter than this shows nothing."""
 
+_STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+
 Point = tuple[float, float]
 
 
@@ -118,4 +120,6 @@ def _ceiling(value: float) -> float:
     if value < SMALLEST_TOP:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))
-    return next(step * unit for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * unit >= value * 0.9999)
+    return next(
+        step * unit for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * unit >= value * 0.9999
+    )

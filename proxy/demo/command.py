@@ -1,4 +1,4 @@
-"""The command: plays every arm, shows the table while it grows, writes the page."""
+"""The command: plays every column, shows the table while it grows, writes the page."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from engine_bridge.sim.traces.selection import Caps
 from proxy.demo.backends import CpuStack, Simulated
 from proxy.demo.picture import Setting, page
 from proxy.demo.results import Outcome, Step
-from proxy.demo.run import ARMS, Backend, play
+from proxy.demo.run import COLUMNS, Backend, play
 from proxy.demo.table import difference, side_by_side
 from proxy.demo.workload import demo_workload
 
@@ -77,7 +77,7 @@ def usual_plan(trace: Path | None, html: Path, seed: int, *, on_cpu: bool) -> De
 
 
 async def demo(console: Console, plan: DemoPlan) -> Sequence[Outcome]:
-    """Play both arms, print the table, write the page. Raises `MalformedTrace`, `OSError`, `BridgeError`."""
+    """Play both columns, print the table, write the page. Raises `MalformedTrace`, `OSError`, `BridgeError`."""
     backend = plan.backend
     badge = "SIMULATED" if backend.simulated else "MEASURED"
     workload = demo_workload(plan.trace, plan.caps, plan.seed)
@@ -94,14 +94,14 @@ async def demo(console: Console, plan: DemoPlan) -> Sequence[Outcome]:
         console=console,
     )
     with Live(console=console, refresh_per_second=4) as live:
-        for arm in ARMS:
-            task = bars.add_task(arm.title, total=len(workload.calls))
+        for column in COLUMNS:
+            task = bars.add_task(column.title, total=len(workload.calls))
 
             def told(outcome: Outcome, num_calls: int, task: TaskID = task) -> None:
                 bars.update(task, completed=len(outcome.calls) + outcome.num_failed, total=num_calls)
                 live.update(Group(bars, side_by_side([*outcomes, outcome], badge)))
 
-            outcome, followed = await play(arm, backend, workload, plan.num_concurrent, told)
+            outcome, followed = await play(column, backend, workload, plan.num_concurrent, told)
             outcomes.append(outcome)
             steps = followed or steps
     setting = Setting(

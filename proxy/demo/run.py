@@ -29,7 +29,7 @@ SETTLE_LOOKS = 40
 NANOSECONDS = 1e9
 
 
-class Arm(msgspec.Struct, frozen=True):
+class Column(msgspec.Struct, frozen=True):
     """One column."""
 
     title: str
@@ -37,13 +37,13 @@ class Arm(msgspec.Struct, frozen=True):
     mode: Mode
 
 
-ARMS: Sequence[Arm] = (
-    Arm(
+COLUMNS: Sequence[Column] = (
+    Column(
         "LRU",
         "the cache's own order; the proxy follows the agents and sends nothing (observe)",
         Mode.OBSERVE,
     ),
-    Arm(
+    Column(
         "LRU + reclaim + bypass",
         "the same cache; dead chunks are freed, one-offs kept out of the store (enforce)",
         Mode.ENFORCE,
@@ -52,7 +52,7 @@ ARMS: Sequence[Arm] = (
 
 
 class Deployed(msgspec.Struct, frozen=True, kw_only=True):
-    """Engine, cache and proxy that are up for one arm.
+    """Engine, cache and proxy that are up for one column.
 
     `seconds` is the run's own time, by which the agents wait. `runner` is the simulated engine, which knows
     its own times; None where they are measured at the client.
@@ -67,7 +67,7 @@ class Deployed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backend(Protocol):
-    """Something that can be deployed anew for every arm."""
+    """Something that can be deployed anew for every column."""
 
     @property
     def simulated(self) -> bool: ...
@@ -86,17 +86,17 @@ class Progress(Protocol):
 
 
 async def play(
-    arm: Arm, backend: Backend, workload: DemoWorkload, num_concurrent: int, progress: Progress
+    column: Column, backend: Backend, workload: DemoWorkload, num_concurrent: int, progress: Progress
 ) -> tuple[Outcome, Sequence[Step]]:
-    """One arm from start to end; in enforce a compaction is followed behind it."""
-    async with backend.deployed(arm.mode, workload.working_tokens) as deployed:
+    """One column from start to end; in enforce a compaction is followed behind it."""
+    async with backend.deployed(column.mode, workload.working_tokens) as deployed:
         await deployed.up.runtime.prepared.wait()
         watch = Watch(deployed.up.runtime, Namespace(deployed.model_name), deployed.seconds)
 
         def outcome() -> Outcome:
             return Outcome(
-                title=arm.title,
-                what=arm.what,
+                title=column.title,
+                what=column.what,
                 samples=tuple(watch.samples),
                 calls=tuple(watch.calls),
                 num_failed=watch.num_failed,
@@ -107,7 +107,7 @@ async def play(
 
         async with _looking(watch, lambda: progress(outcome(), len(workload.calls))):
             await _replay(deployed, workload, num_concurrent, watch)
-        for _ in range(SETTLE_LOOKS if arm.mode is Mode.ENFORCE else 1):
+        for _ in range(SETTLE_LOOKS if column.mode is Mode.ENFORCE else 1):
             await watch.sample()
             if not watch.samples[-1].dead_tokens:
                 break
@@ -115,7 +115,7 @@ async def play(
         watch.end()
         done = outcome()
         progress(done, len(workload.calls))
-        if arm.mode is not Mode.ENFORCE:
+        if column.mode is not Mode.ENFORCE:
             return done, ()
         return done, await CompactedAgent(deployed.up, deployed.model_name, watch).steps()
 

@@ -48,6 +48,7 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     async with owned_tasks() as tasks:
         it = Scene(Mailboxes(tasks))
+        await it.tracker.start()
         agent = Agent(it.tracker, "uid", "a")
         await agent.open()
         await agent.call(WORDS)

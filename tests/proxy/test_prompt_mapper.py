@@ -7,7 +7,7 @@ import pytest
 
 from engine_bridge.mapping.ranges import MappedPrompt
 from lifecycle.core.ids import Namespace
-from lifecycle.vocabulary import IdentityRung, MappingKind, Mode
+from lifecycle.vocabulary import Arm, IdentityRung, MappingKind, Mode
 from proxy.answer_tap import AnswerFacts
 from proxy.config import ModelConfig
 from proxy.identity import Identity
@@ -25,6 +25,8 @@ def a_call(**fields: Any) -> TrackedCall:
     request = CallRequest(
         tenant="t",
         mode=Mode.ENFORCE,
+        arm=Arm.ENFORCE,
+        harness="",
         namespace=Namespace("m"),
         identity=Identity(rung=IdentityRung.EXPLICIT, reason="header", context_id="c"),
         uid="u",

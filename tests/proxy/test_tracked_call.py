@@ -1,7 +1,7 @@
 """What an answer's head says of its call, and that what is heard is handed on."""
 
 from lifecycle.core.ids import Namespace
-from lifecycle.vocabulary import CallEnd, IdentityRung, MappingKind, Mode
+from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, Mode
 from proxy.answer_tap import AnswerFacts
 from proxy.identity import Identity
 from proxy.lifecycle_fields import LifecycleFields, read_lifecycle_fields
@@ -13,6 +13,8 @@ def request(fields: LifecycleFields) -> CallRequest:
     return CallRequest(
         tenant="t",
         mode=Mode.ENFORCE,
+        arm=Arm.ENFORCE,
+        harness="",
         namespace=Namespace("m"),
         identity=Identity(rung=IdentityRung.EXPLICIT, reason="header", context_id="é name"),
         uid="u",

@@ -167,6 +167,8 @@ class Model:
         chunks = self.chunks[event.namespace]
         outcome = event.result.outcome
         self._gone(event.namespace, event.result.gone)
+        if outcome is DirectiveOutcome.EXPIRED:
+            return
         for key in split_keys(directive.keys):
             chunk = chunks.get(key)
             if chunk is None or key in split_keys(event.result.gone):

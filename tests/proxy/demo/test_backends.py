@@ -5,7 +5,7 @@ from proxy.demo.backends import CpuStack
 from tests.proxy.demo.small import backend, workload
 
 
-async def test_a_simulated_machine_is_deployed_empty_in_the_arm_s_mode() -> None:
+async def test_a_simulated_machine_is_deployed_empty_in_the_column_s_mode() -> None:
     made = workload()
     async with backend().deployed(Mode.OBSERVE, made.working_tokens) as deployed:
         await deployed.up.runtime.prepared.wait()

@@ -1,7 +1,7 @@
-"""Both arms of a small demo: the same calls, and only one cache that is told what died."""
+"""Both columns of a small demo: the same calls, and only one cache that is told what died."""
 
 from proxy.demo.results import Outcome
-from proxy.demo.run import ARMS, play
+from proxy.demo.run import COLUMNS, play
 from tests.proxy.demo.small import NUM_CONCURRENT, backend, workload
 
 
@@ -12,8 +12,8 @@ async def test_only_the_cache_that_is_told_gets_rid_of_the_dead() -> None:
     def progress(outcome: Outcome, num_calls: int) -> None:
         told.append((len(outcome.calls) + outcome.num_failed, num_calls))
 
-    stock, none = await play(ARMS[0], backend(), made, NUM_CONCURRENT, progress)
-    ours, steps = await play(ARMS[1], backend(), made, NUM_CONCURRENT, progress)
+    stock, none = await play(COLUMNS[0], backend(), made, NUM_CONCURRENT, progress)
+    ours, steps = await play(COLUMNS[1], backend(), made, NUM_CONCURRENT, progress)
     for outcome in (stock, ours):
         assert len(outcome.calls) == len(made.calls)
         assert outcome.num_failed == 0
