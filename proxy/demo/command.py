@@ -77,7 +77,10 @@ def usual_plan(trace: Path | None, html: Path, seed: int, *, on_cpu: bool) -> De
 
 
 async def demo(console: Console, plan: DemoPlan) -> Sequence[Outcome]:
-    """Play both columns, print the table, write the page. Raises `MalformedTrace`, `OSError`, `BridgeError`."""
+    """Play both columns, print the table, write the page.
+
+    Raises `MalformedTrace`, `OSError`, `BridgeError`.
+    """
     backend = plan.backend
     badge = "SIMULATED" if backend.simulated else "MEASURED"
     workload = demo_workload(plan.trace, plan.caps, plan.seed)
