@@ -30,6 +30,11 @@ log = structlog.get_logger(__name__)
 PAUSES_SECONDS = (0.02, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
 """Pauses before each look after a call's end: the directory lags, and copies to lower tiers come later."""
 
+LOG_WAIT_SECONDS = 300.0
+"""How long the proof of a call waits for the log to come back: each holds the tokens of a prompt."""
+
+LOG_PAUSE_SECONDS = 0.5
+
 MIN_LOOKS = 3
 """Looks at a call whose output was not counted: what it generated may be reported in any of them."""
 
@@ -129,6 +134,7 @@ class Verifier:
         reached_cache = False
         for num_looks, pause in enumerate(self._pauses_seconds, start=1):
             await asyncio.sleep(pause)
+            await self._books_are_kept()
             await self._find_generated(call, generated)
             caused = call.caused() | self._computed(call)
             wanted = dict.fromkeys(missing)
@@ -154,6 +160,13 @@ class Verifier:
         keys = split_keys(call.stored_keys)
         places = self._blocks.computed_chunks(call.session_id, call.num_tokens, call.chunk_size)
         return {keys[place] for place in places if place < len(keys)}
+
+    async def _books_are_kept(self) -> None:
+        """Until nothing waits for the log: what the cache shows must be recorded behind what the call did."""
+        waited = 0.0
+        while self._tracker.degraded and waited < LOG_WAIT_SECONDS:
+            await asyncio.sleep(LOG_PAUSE_SECONDS)
+            waited += LOG_PAUSE_SECONDS
 
     def _num_generated(self, call: ComputedCall) -> int | None:
         """Chunks that one choice's generated tokens fill, None if it may be any: the last token has no KV."""

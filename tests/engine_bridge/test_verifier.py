@@ -1,5 +1,6 @@
 """A chunk counts when the cache itself showed it; it is ours when it was not there before our call."""
 
+import asyncio
 from array import array
 
 import pytest
@@ -11,12 +12,13 @@ from engine_bridge.verifier import ComputedCall, Verifier
 from lifecycle.core.events import GenerationMapped
 from lifecycle.core.ids import KEY_BYTES, split_keys
 from lifecycle.core.observations import CallMapping, PromptMapping
+from lifecycle.errors import LogUnavailable
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import MappingKind, Tier
 from tests.lifecycle.core.story import NAMESPACE
 from tests.lifecycle.fake_cache import FakeCache
-from tests.lifecycle.lives import Agent, ManualClock, books, replayed
+from tests.lifecycle.lives import Agent, GatedLog, ManualClock, books, replayed
 
 SIZE = 4
 PROMPT = tuple(range(100, 114))
@@ -71,7 +73,7 @@ def chunk_after(prompt: tuple[int, ...], generated: tuple[int, ...]) -> bytes:
 
 class Scene:
     def __init__(self) -> None:
-        self.log = MemoryEventLog()
+        self.log = GatedLog(MemoryEventLog())
         self.tracker = Tracker(self.log, ManualClock())
         self.cache = FakeCache()
         self.engine = Engine()
@@ -81,6 +83,7 @@ class Scene:
     async def called(self, call_id: str = "c1", num_choices: int = 1) -> None:
         """A call of one message, mapped and over."""
         if not self.tracker.contexts.states:
+            await self.tracker.start()
             await self.agent.open()
         await self.agent.arrive("u1", call_id, num_choices)
         await self.tracker.observe(
@@ -320,3 +323,25 @@ async def test_without_a_label_of_its_own_no_generation_is_known(scene: Scene) -
     await scene.verify(output_tokens=100, session_id="")
     assert await scene.generations() == []
     assert len(scene.cache.located) == 1
+
+
+async def test_a_proof_waits_for_the_log_behind_what_the_call_did(scene: Scene) -> None:
+    scene.log.away = LogUnavailable("away")
+    await scene.called("c2")
+    assert scene.tracker.degraded
+    absent = await scene.verifier.absent(NAMESPACE, KEYS)
+    scene.cache.store(KEYS)
+    verified = asyncio.ensure_future(scene.verify("c2", absent=absent))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not scene.cache.asked
+    scene.log.away = None
+    await scene.tracker.retry_waiting()
+    await asyncio.wait_for(verified, 10)
+    assert all(scene.flags(key) == {"VERIFIED", "OURS"} for key in split_keys(KEYS))
+
+
+async def test_a_directory_that_started_anew_proves_no_absence(scene: Scene) -> None:
+    blind = Verifier(scene.tracker, scene.cache, scene.engine, LOOKS, blind=lambda: True)
+    assert await blind.absent(NAMESPACE, KEYS) == frozenset()
+    assert await scene.verifier.absent(NAMESPACE, KEYS) == set(split_keys(KEYS))

@@ -35,7 +35,7 @@ from tests.lifecycle.fake_cache import EVERYTHING
 from tests.lifecycle.lives import books
 from tests.proxy.toy_model import CHUNK
 
-SECONDS = 20.0
+SECONDS = 60.0
 """Bound of every wait."""
 
 FORKS = multiprocessing.get_context("forkserver")

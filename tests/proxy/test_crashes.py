@@ -34,7 +34,7 @@ UNHEARD_OF = ("no such context", "the context has no list", "the context has no 
 """What an operation is told if the calls before it were answered by a process that died over its books."""
 
 MOMENTS = ("before", "after")
-EVERY = 5
+EVERY = 10
 """So many deaths later the process that puts things right dies over it, too."""
 
 
@@ -227,23 +227,24 @@ async def scene(tmp_path: Path, log_url: str) -> AsyncIterator[Scene]:
             await it.close()
 
 
-async def life(it: Scene, n: int, pins: bool) -> None:
-    """Everything that an agent may do, with texts of its own."""
+async def life(it: Scene, n: int, whole: bool) -> None:
+    """What an agent may do, with texts of its own; a whole life has a fork and a pin, too."""
     a, fork, once = f"a{n}", f"f{n}", f"o{n}"
     head = [system(f"you are number {n} of many toys"), user("do this and that, please")]
     longer = [*head, assistant("ok"), user("and now something else")]
     seq = count(1)
     await it.call(head, ctx=a, call="1")
     await it.call(longer, ctx=a, call="2", stream=True)
-    if pins:
+    if whole:
         await it.ops({"op": "pin", "seq": next(seq), "ctx": a, "span": [0, 1], "ttl": 600})
-    await it.call([*longer, assistant("ok"), user("a side way")], ctx=fork, parent=a, call="1", fork_at=4)
+        side = [*longer, assistant("ok"), user("a side way")]
+        await it.call(side, ctx=fork, parent=a, call="1", fork_at=4)
     await it.call([system(f"summarise {n}"), user("all of it")], ctx=once, call="1", one_off=True)
     await it.ops({"op": "replace", "seq": next(seq), "ctx": a, "span": [1, 4], "n": 1})
     await it.call([head[0], user("what was said, in short")], ctx=a, call="3")
-    if pins:
+    if whole:
         await it.ops({"op": "unpin", "seq": next(seq), "ctx": a, "span": [0, 1]})
-    await it.ops({"op": "close", "seq": 1, "ctx": fork})
+        await it.ops({"op": "close", "seq": 1, "ctx": fork})
     await it.ops({"op": "close", "seq": next(seq), "ctx": a})
 
 
@@ -297,7 +298,7 @@ async def test_at_every_step(tmp_path: Path, kind: str) -> None:
         for n in count(1):
             deaths = len(it.deaths)
             await it.proxy.ask("arm", (n, MOMENTS[(n + (kind == "redis")) % 2]), "armed")
-            await life(it, n, pins=kind == "sqlite")
+            await life(it, n, whole=kind == "sqlite")
             position, digest = await it.quiet()
             if len(it.deaths) == deaths:
                 break
