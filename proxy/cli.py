@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -118,6 +119,8 @@ def demo(
     from proxy.demo.command import usual_plan
 
     configure_logging(logging.WARNING)
+    # Real engines are processes: they are stopped however this one is told to stop.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         uvloop.run(play(console, usual_plan(trace, html, seed, on_cpu=engine is DemoEngine.VLLM_CPU)))
     except (BridgeError, InvalidConfig, OSError) as error:

@@ -28,6 +28,9 @@ SIMULATED_CAPS = Caps(
 )
 """Small enough for two runs in about a minute on two cores."""
 
+SIMULATED_GAP_SECONDS = 90.0
+MEASURED_GAP_SECONDS = 2.0
+
 MEASURED_CAPS = Caps(
     num_sessions=4,
     num_session_calls=12,
@@ -61,6 +64,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: Backend
     caps: Caps
+    longest_gap_seconds: float
     html: Path
     trace: Path | None = None
     seed: int = 1
@@ -72,8 +76,14 @@ def usual_plan(trace: Path | None, html: Path, seed: int, *, on_cpu: bool) -> De
     backend: Backend = (
         CpuStack() if on_cpu else Simulated(H100_8B, speed=SPEED, hbm_share=HBM_SHARE, l1_share=L1_SHARE)
     )
-    caps = MEASURED_CAPS if on_cpu else SIMULATED_CAPS
-    return DemoPlan(backend=backend, caps=caps, html=html, trace=trace, seed=seed)
+    return DemoPlan(
+        backend=backend,
+        caps=MEASURED_CAPS if on_cpu else SIMULATED_CAPS,
+        longest_gap_seconds=MEASURED_GAP_SECONDS if on_cpu else SIMULATED_GAP_SECONDS,
+        html=html,
+        trace=trace,
+        seed=seed,
+    )
 
 
 async def demo(console: Console, plan: DemoPlan) -> Sequence[Outcome]:
@@ -83,7 +93,7 @@ async def demo(console: Console, plan: DemoPlan) -> Sequence[Outcome]:
     """
     backend = plan.backend
     badge = "SIMULATED" if backend.simulated else "MEASURED"
-    workload = demo_workload(plan.trace, plan.caps, plan.seed)
+    workload = demo_workload(plan.trace, plan.caps, plan.longest_gap_seconds, plan.seed)
     hardware = backend.hardware(workload.working_tokens)
     console.print(f"{workload.told}\n{hardware}", highlight=False, soft_wrap=True)
     outcomes: list[Outcome] = []

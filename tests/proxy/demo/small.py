@@ -15,6 +15,7 @@ CAPS = Caps(
 )
 NUM_CONCURRENT = 2
 SEED = 3
+GAP_SECONDS = 30.0
 
 
 def backend() -> Simulated:
@@ -22,4 +23,4 @@ def backend() -> Simulated:
 
 
 def workload() -> DemoWorkload:
-    return demo_workload(None, CAPS, SEED)
+    return demo_workload(None, CAPS, GAP_SECONDS, SEED)

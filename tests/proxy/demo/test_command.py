@@ -6,13 +6,20 @@ from pathlib import Path
 from rich.console import Console
 
 from proxy.demo.command import DemoPlan, demo, usual_plan
-from tests.proxy.demo.small import CAPS, NUM_CONCURRENT, SEED, backend
+from tests.proxy.demo.small import CAPS, GAP_SECONDS, NUM_CONCURRENT, SEED, backend
 from tests.proxy.demo.test_picture import read
 
 
 async def test_a_small_demo_prints_its_table_and_writes_its_page(tmp_path: Path) -> None:
     html = tmp_path / "demo.html"
-    plan = DemoPlan(backend=backend(), caps=CAPS, html=html, seed=SEED, num_concurrent=NUM_CONCURRENT)
+    plan = DemoPlan(
+        backend=backend(),
+        caps=CAPS,
+        longest_gap_seconds=GAP_SECONDS,
+        html=html,
+        seed=SEED,
+        num_concurrent=NUM_CONCURRENT,
+    )
     out = io.StringIO()
     outcomes = await demo(Console(file=out, width=140), plan)
     said = out.getvalue()

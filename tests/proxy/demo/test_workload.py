@@ -6,8 +6,8 @@ import pytest
 
 from engine_bridge.errors import MalformedTrace
 from engine_bridge.sim.traces.calls import ChangeKind
-from proxy.demo.workload import LONGEST_GAP_SECONDS, demo_workload
-from tests.proxy.demo.small import CAPS, workload
+from proxy.demo.workload import demo_workload
+from tests.proxy.demo.small import CAPS, GAP_SECONDS, workload
 
 
 def test_a_generated_workload_is_cut_as_it_says() -> None:
@@ -15,7 +15,7 @@ def test_a_generated_workload_is_cut_as_it_says() -> None:
     assert made == workload()
     assert f"{len(made.calls)} calls" in made.told
     assert all(call.num_tokens <= CAPS.num_list_tokens for call in made.calls)
-    assert all((call.gap_seconds or 0) <= LONGEST_GAP_SECONDS for call in made.calls)
+    assert all((call.gap_seconds or 0) <= GAP_SECONDS for call in made.calls)
 
 
 def test_there_is_something_to_free_and_something_to_keep_out() -> None:
@@ -38,4 +38,4 @@ def test_what_is_not_a_trace_is_refused_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_text("hello\n")
     with pytest.raises(MalformedTrace, match=r"notes\.jsonl"):
-        demo_workload(path, CAPS, 1)
+        demo_workload(path, CAPS, GAP_SECONDS, 1)
