@@ -2,7 +2,8 @@
 
 An event that a chunk was removed is no proof: another copy may live. So every such hint leads to a look into
 the directory, and only what is in no tier any more is recorded as gone: it is then neither proven nor ours,
-whoever stores it again.
+whoever stores it again. Only chunks that something refers to are looked at. The dead are the reclaimer's: it
+deletes whether or not they are shown, for the last copy that a killed cache server made was never reported.
 
 A directory proves absence only if it has seen every store. One that started anew has not: a coordinator keeps
 it in memory. As long as the books are older than it, what it does not show may be there all the same,
@@ -114,6 +115,8 @@ class PlacementWatch:
 
         Raises `CacheUnavailable`, `LogUnavailable`.
         """
+        index = self._tracker.contexts.index
+        keys = [key for key in keys if index.references(namespace, key)]
         present = await self._cache.locate(namespace, keys) if keys else ()
         # After the look: a directory that started anew in between is found out.
         await self._ask_the_directorys_age()

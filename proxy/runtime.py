@@ -246,7 +246,8 @@ class Runtime:
                     self.models[loaded.name] = loaded
                 else:
                     self._profiles[loaded.name] = loaded
-                    self.models[loaded.name] = MappedModel(loaded.name, reason=_NOT_REACHED)
+                    told = MappedModel(loaded.name, fingerprint=loaded.fingerprint, reason=_NOT_REACHED)
+                    self.models[loaded.name] = told
         self.self_test = await self.cache.self_test()
         for problem in self.self_test.problems:
             log.warning("self-test", problem=problem)

@@ -91,7 +91,8 @@ class Tracking:
     def namespace(self, model: str, salt: str) -> Namespace:
         """The KV identity that a model's calls share under a salt."""
         known = self._models.get(model)
-        return Namespace(model, salt, known.fingerprint if known else "")
+        fingerprint = known.fingerprint if known else ""
+        return Namespace(model, salt, fingerprint or self.tracker.contexts.fingerprint_of(model))
 
     def request(
         self, tenant: str, namespace: Namespace, chat: ChatCall, fields: LifecycleFields, harness: str = ""

@@ -155,6 +155,12 @@ class Contexts:
         uid = self._uids.get(key, {}).get(namespace)
         return self.states.get(uid) if uid else None
 
+    def fingerprint_of(self, model: str) -> str:
+        """How the model's tokens were mapped last, empty if they never were: what a start goes on with until
+        the engine was asked."""
+        used = [s for s in self.states.values() if s.namespace.model == model]
+        return max(used, key=lambda s: (s.active_ns, s.uid)).namespace.fingerprint if used else ""
+
     def latest(self, key: ContextKey) -> ContextState | None:
         """The context of that name that was used last, in whatever namespace."""
         states = [self.states[uid] for uid in self._uids.get(key, {}).values() if uid in self.states]

@@ -10,11 +10,19 @@ from engine_bridge.errors import CacheUnavailable
 from engine_bridge.placement_watch import PlacementWatch
 from lifecycle.core.events import ChunksConfirmed, ChunksGone, RecordedEvent
 from lifecycle.core.ids import KEY_BYTES, Namespace, split_keys
-from lifecycle.core.observations import CallArrival, CallMapping, ContextOpened, MessageFact, PromptMapping
+from lifecycle.core.observations import (
+    CallArrival,
+    CallEnding,
+    CallMapping,
+    CloseRequested,
+    ContextOpened,
+    MessageFact,
+    PromptMapping,
+)
 from lifecycle.ports import Presence
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.tracker import Tracker
-from lifecycle.vocabulary import IdentityRung, MappingKind, Tier
+from lifecycle.vocabulary import CallEnd, IdentityRung, MappingKind, Tier
 
 NS = Namespace("m")
 KEYS = [bytes([n]) * KEY_BYTES for n in range(1, 5)]
@@ -161,3 +169,16 @@ async def test_a_directory_older_than_all_contexts_is_believed() -> None:
         watch.doubt("the proxy was restarted")
         assert await within(gone) == KEYS[0]
         assert not watch.blind
+
+
+async def test_dead_chunks_are_left_to_whoever_deletes_them() -> None:
+    directory = Directory(set())
+    async with watching(directory) as (tracker, watch, _):
+        ended = CallEnding(at_ns=5, call_id="1", attempt=1, end=CallEnd.COMPLETED)
+        await tracker.observe("c", ended)
+        await tracker.observe("c", CloseRequested(at_ns=6, reason="test"))
+        index = tracker.contexts.index
+        assert index.stats(NS).dead == len(KEYS)
+        assert await watch.look(NS, KEYS, "a look") == 0
+        assert directory.asked == []
+        assert index.stats(NS).dead == len(KEYS)

@@ -88,6 +88,31 @@ async def test_nothing_is_planned_before_the_self_test_has_run(tmp_path: Path) -
         assert it.runtime.self_test.ok
 
 
+async def test_calls_before_the_model_is_mapped_again_go_on_with_their_contexts(tmp_path: Path) -> None:
+    log_url = f"sqlite:///{tmp_path / 'log.db'}"
+    told = asyncio.Event()
+
+    class Slow(FakeCache):
+        async def self_test(self) -> SelfTest:
+            await told.wait()
+            return self.tested
+
+    async with whole_proxy(tmp_path, log_url=log_url) as it:
+        await it.chat(LIST, lifecycle(ctx="a", call="1"))
+        await it.ops({"op": "waiting", "seq": 1, "ctx": "a", "kind": "tool"})
+        uid = it.context("a").uid
+    async with whole_proxy(tmp_path, cache=Slow(chunk_size=CHUNK), log_url=log_url, ready=False) as it:
+        await it.chat([*LIST, assistant("ok"), user("more")], lifecycle(ctx="a", call="2"))
+        [applied] = await it.ops({"op": "waiting", "seq": 2, "ctx": "a", "kind": "human"})
+        assert applied["status"] == "applied", "its operations go on where they were"
+        told.set()
+        await asyncio.wait_for(it.runtime.prepared.wait(), 10)
+        await it.chat([*LIST, assistant("ok"), user("more")], lifecycle(ctx="a", call="3"))
+        assert [s.uid for s in it.runtime.tracker.contexts.states.values()] == [uid]
+        assert set(it.context("a").attempts) == {"1", "2", "3"}
+        assert not it.context("a").unmapped
+
+
 async def test_a_failed_self_test_means_observe_with_its_reason(tmp_path: Path) -> None:
     cache = FakeCache(chunk_size=CHUNK)
     cache.tested = SelfTest(ok=False, problems=("the chunk size is another one",), chunk_size=CHUNK)

@@ -216,3 +216,13 @@ def test_of_two_contexts_of_one_name_the_later_one_has_it_also_behind_a_snapshot
         assert found is not None
         assert found.uid == "second"
     assert other.held().nameless == ["first"]
+
+
+async def test_how_a_model_was_mapped_last_is_told_by_the_context_used_last(tracker: Tracker) -> None:
+    assert tracker.contexts.fingerprint_of("m") == ""
+    for n, fingerprint in enumerate(["old", "new"]):
+        agent = Agent(tracker, f"u{n}", namespace=Namespace("m", "", fingerprint))
+        await agent.open()
+        await agent.arrive("u1")
+    assert tracker.contexts.fingerprint_of("m") == "new"
+    assert tracker.contexts.fingerprint_of("another") == ""
