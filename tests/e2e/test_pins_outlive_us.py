@@ -103,5 +103,5 @@ async def test_what_a_restarted_cache_server_lost_is_recorded_as_gone(
         await cache.await_tiers(keys, frozenset({Tier.L1}))
         await engine_stack.restart("lmcache")
         await world.until_gone(keys)
-        reasons = {e.reason for e in world.events(ChunksGone) if set(split_keys(e.keys)) & set(keys)}
-        assert any("cache server" in reason for reason in reasons), reasons
+        gone = [key for e in world.events(ChunksGone) for key in split_keys(e.keys)]
+        assert set(keys) <= set(gone), "by the restart that was noticed, or by a look that came first"
