@@ -1,5 +1,6 @@
 """Which models are mapped, and how: tokenizer and template from disk, name and version from the engine."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -45,7 +46,8 @@ class MappedModel(msgspec.Struct, frozen=True):
     """A served model: how its prompts are mapped, or (`service` None) why no template can.
 
     With `engine_ids` the engine's own token ids stand in for the template, in enforce. With `reason` and a
-    `service` our tokens are known to be wrong: the model is only observed.
+    `service` our tokens are known to be wrong: the model is only observed. `pending` is set when it is known
+    which of all this is true.
     """
 
     name: str
@@ -53,6 +55,13 @@ class MappedModel(msgspec.Struct, frozen=True):
     fingerprint: str = ""
     reason: str = ""
     engine_ids: EngineIdsMapper | None = None
+    pending: asyncio.Event | None = None
+
+
+def not_reached(name: str, prepared: asyncio.Event, fingerprint: str = "") -> MappedModel:
+    """A model of which is not known yet whether and how it can be mapped, until `prepared`."""
+    reason = "the engine has not been reached yet"
+    return MappedModel(name, fingerprint=fingerprint, reason=reason, pending=prepared)
 
 
 async def ask_engine(upstream_url: str, authorization: str = "") -> EngineIdentity:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 import structlog
@@ -18,14 +19,19 @@ from proxy.tracked_call import TrackedCall, Unmapped
 log = structlog.get_logger(__name__)
 
 NOT_CONFIGURED = "the model is not configured"
+START_SECONDS = 20.0
+"""How long after a start, from the first call on, calls wait to be mapped; the body has left long before."""
+
 NOT_TOLD = "the engine did not answer with token ids"
 
 
 class PromptMapper:
     """Maps the prompts of all configured models. Never raises: what goes wrong is a reason."""
 
-    def __init__(self, models: Mapping[str, MappedModel]) -> None:
+    def __init__(self, models: Mapping[str, MappedModel], start_seconds: float = START_SECONDS) -> None:
         self._models = models
+        self._start_seconds = start_seconds
+        self._waits_until = 0.0
 
     def asks_engine(self, chat: ChatCall, mode: Mode) -> bool:
         """Whether the engine must be asked for its ids, which edits body and answer: in enforce only, for
@@ -36,7 +42,7 @@ class PromptMapper:
 
     async def map(self, call: TrackedCall, uid: str) -> MappedPrompt | Unmapped:
         """The prompt of a call of context `uid`. With the engine's ids: when the answer has come."""
-        model = self._models.get(call.request.namespace.model)
+        model = await self._known(call.request.namespace.model)
         try:
             if model is None:
                 return Unmapped(NOT_CONFIGURED)
@@ -54,6 +60,20 @@ class PromptMapper:
         except Exception as error:
             log.exception("mapping failed", call=call.request.call_id)
             return Unmapped(f"the mapping failed: {type(error).__name__}")
+
+    async def _known(self, name: str) -> MappedModel | None:
+        """The model, once it is known how it is mapped: a start takes seconds, and calls come at once.
+
+        Whoever waits here keeps nobody waiting but the books of his own context.
+        """
+        model = self._models.get(name)
+        if model is None or model.pending is None:
+            return model
+        self._waits_until = self._waits_until or asyncio.get_running_loop().time() + self._start_seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._waits_until):
+                await model.pending.wait()
+        return self._models.get(name)
 
     def kind(self, model_name: str) -> MappingKind:
         """How a mapped prompt of this model was mapped."""

@@ -41,6 +41,7 @@ from proxy.models import (
     ask_engine,
     load_profile,
     map_models,
+    not_reached,
     plain_ids,
 )
 from proxy.modes import Modes
@@ -108,7 +109,9 @@ class Runtime:
         )
         self.tasks = tasks
         self.mailboxes = Mailboxes(tasks)
-        self.models = {m.name: MappedModel(m.name, reason=_NOT_REACHED) for m in config.models}
+        self.prepared = asyncio.Event()
+        """Set when the engine was reached, the self-test has run, and models are mapped or never can be."""
+        self.models = {m.name: not_reached(m.name, self.prepared) for m in config.models}
         self.declarations = Declarations(
             self.tracker,
             self.mailboxes,
@@ -173,8 +176,6 @@ class Runtime:
         )
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
-        self.prepared = asyncio.Event()
-        """Set when the engine was reached, the self-test has run, and models are mapped or never can be."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -246,8 +247,7 @@ class Runtime:
                     self.models[loaded.name] = loaded
                 else:
                     self._profiles[loaded.name] = loaded
-                    told = MappedModel(loaded.name, fingerprint=loaded.fingerprint, reason=_NOT_REACHED)
-                    self.models[loaded.name] = told
+                    self.models[loaded.name] = not_reached(loaded.name, self.prepared, loaded.fingerprint)
         self.self_test = await self.cache.self_test()
         for problem in self.self_test.problems:
             log.warning("self-test", problem=problem)
@@ -355,9 +355,6 @@ def cache_driver(config: Config, tokenize: Tokenize | None) -> CacheControl:
         l2_pins=cache.l2_pins,
         tokenize=tokenize,
     )
-
-
-_NOT_REACHED = "the engine has not been reached yet"
 
 
 @asynccontextmanager

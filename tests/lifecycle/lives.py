@@ -66,6 +66,14 @@ async def replayed(log: EventLog) -> Contexts:
     return contexts
 
 
+async def replayed_beside(tracker: Tracker, log: EventLog) -> Contexts:
+    """What is true by the log of a tracker that others go on feeding, at the moment it has read as far."""
+    while True:
+        position, again = tracker.contexts.position, await replayed(log)
+        if position == tracker.contexts.position == again.position:
+            return again
+
+
 def chain_of(words: str) -> bytes:
     """The run of chunk keys of a list's prompt."""
     return b"".join(keys_of([t for part in prompt_tokens(words.split()) for t in part]))

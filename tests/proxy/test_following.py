@@ -14,7 +14,7 @@ from lifecycle.store.snapshots import MemorySnapshots
 from lifecycle.vocabulary import DirectiveOutcome
 from proxy.app import serving
 from tests.lifecycle.fake_cache import FakeCache
-from tests.lifecycle.lives import books, replayed
+from tests.lifecycle.lives import books, replayed_beside
 from tests.lifecycle.store.redis_process import RedisProcess
 from tests.proxy.scripted_upstream import ScriptedUpstream
 from tests.proxy.toy_model import CHUNK, ToyEngine
@@ -65,8 +65,8 @@ async def test_a_redis_that_is_away_at_the_start_is_taken_up_when_it_is_back(tmp
             assert results == {"Demote": DirectiveOutcome.APPLIED}, "somebody unseen used the cache meanwhile"
             assert not it.runtime.problems
             await it.runtime.mailboxes.settled()
-            contexts = it.runtime.tracker.contexts
-            assert books(contexts) == books(await replayed(it.runtime.event_log))
+            again = await replayed_beside(it.runtime.tracker, it.runtime.event_log)
+            assert books(it.runtime.tracker.contexts) == books(again)
     finally:
         redis.kill()
 
@@ -115,13 +115,7 @@ async def test_a_reading_that_breaks_off_is_taken_up_where_it_broke(tmp_path: Pa
             await asyncio.wait_for(up.runtime.following.begun.wait(), 20)
             assert not up.runtime.following.problem
             async with asyncio.timeout(20):
-                while True:  # what the cache shows is recorded meanwhile
-                    position, again = (
-                        up.runtime.tracker.contexts.position,
-                        await replayed(up.runtime.event_log),
-                    )
-                    if position == up.runtime.tracker.contexts.position == again.position:
-                        break
+                again = await replayed_beside(up.runtime.tracker, up.runtime.event_log)
             assert books(up.runtime.tracker.contexts) == books(again)
 
 

@@ -1,5 +1,6 @@
 """A prompt's tokens, or the reason why they are not known; nothing is raised."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from proxy.answer_tap import AnswerFacts
 from proxy.config import ModelConfig
 from proxy.identity import Identity
 from proxy.lifecycle_fields import LifecycleFields
-from proxy.models import EngineIdentity, MappedModel, load_profile, mapped_model, model_by_ids
+from proxy.models import EngineIdentity, MappedModel, load_profile, mapped_model, model_by_ids, not_reached
 from proxy.prompt_mapper import PromptMapper
 from proxy.tracked_call import CallRequest, TrackedCall, Unmapped
 from tests.proxy.conversations import chat, user
@@ -92,3 +93,19 @@ async def test_what_is_not_known_has_a_reason(model: MappedModel, broken: str) -
     observed = mapper.observed(call, result)
     assert (observed.kind, observed.reason) == (MappingKind.NONE, result.reason)
     mapper.inherit("m" if broken != "a bug" else "other", "a", "b")
+
+
+async def test_right_after_a_start_a_call_waits_until_the_model_is_known(model: MappedModel) -> None:
+    prepared = asyncio.Event()
+    models = {"m": not_reached("m", prepared)}
+    waits, impatient = PromptMapper(models), PromptMapper(models, start_seconds=0.0)
+    mapping = asyncio.ensure_future(waits.map(a_call(), "u"))
+    told = await impatient.map(a_call(), "u")
+    assert isinstance(told, Unmapped)
+    assert "not been reached" in told.reason
+    assert not mapping.done()
+    models["m"] = model
+    prepared.set()
+    assert isinstance(await mapping, MappedPrompt)
+    assert model.service is not None
+    await model.service.close()

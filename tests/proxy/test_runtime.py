@@ -12,7 +12,7 @@ from lifecycle.vocabulary import DirectiveOutcome, IdentityRung, Mode
 from proxy.config import CacheConfig
 from proxy.runtime import open_runtime
 from tests.lifecycle.fake_cache import FakeCache
-from tests.lifecycle.lives import books, replayed
+from tests.lifecycle.lives import books, replayed, replayed_beside
 from tests.lifecycle.store.redis_process import RedisProcess, place_in_shared_redis
 from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream
 from tests.proxy.toy_model import CHUNK, NAME
@@ -51,10 +51,7 @@ async def test_after_a_restart_contexts_go_on_and_the_dead_are_freed(tmp_path: P
         assert set(it.context("a").attempts) == {"1", "2"}
         answer = await it.chat([*LIST, assistant("x")])
         assert answer.status_code == 200
-        while True:  # what the cache shows is recorded meanwhile
-            position, again = contexts.position, await replayed(it.runtime.event_log)
-            if position == contexts.position == again.position:
-                break
+        again = await replayed_beside(it.runtime.tracker, it.runtime.event_log)
         assert books(contexts) == books(again)
 
 
@@ -102,11 +99,18 @@ async def test_calls_before_the_model_is_mapped_again_go_on_with_their_contexts(
         await it.ops({"op": "waiting", "seq": 1, "ctx": "a", "kind": "tool"})
         uid = it.context("a").uid
     async with whole_proxy(tmp_path, cache=Slow(chunk_size=CHUNK), log_url=log_url, ready=False) as it:
-        await it.chat([*LIST, assistant("ok"), user("more")], lifecycle(ctx="a", call="2"))
-        [applied] = await it.ops({"op": "waiting", "seq": 2, "ctx": "a", "kind": "human"})
-        assert applied["status"] == "applied", "its operations go on where they were"
+        longer = [*LIST, assistant("ok"), user("more")]
+        body = {"model": NAME, "messages": longer}
+        headers = lifecycle(ctx="a", call="2")
+        answer = await it.data.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 200, "nobody waits but the books"
         told.set()
         await asyncio.wait_for(it.runtime.prepared.wait(), 10)
+        [applied] = await it.ops({"op": "waiting", "seq": 2, "ctx": "a", "kind": "human"})
+        assert applied["status"] == "applied", "its operations go on where they were"
+        index = it.runtime.tracker.contexts.index
+        run = b"".join(it.toy.keys(longer))
+        await it.until(lambda: index.verified_chunks(it.context("a").namespace, run) * 32 == len(run))
         await it.chat([*LIST, assistant("ok"), user("more")], lifecycle(ctx="a", call="3"))
         assert [s.uid for s in it.runtime.tracker.contexts.states.values()] == [uid]
         assert set(it.context("a").attempts) == {"1", "2", "3"}
@@ -154,7 +158,8 @@ async def test_an_engine_that_starts_later_is_found(tmp_path: Path) -> None:
         await exchange.respond(503, b"starting")
 
     async with whole_proxy(tmp_path, script=script, ready=False) as it:
-        answer = await it.chat(LIST, lifecycle(ctx="a"))
+        body = {"model": NAME, "messages": LIST}
+        answer = await it.data.post("/v1/chat/completions", json=body, headers=lifecycle(ctx="a"))
         assert answer.status_code == 503
         assert any("not been reached" in p for p in it.runtime.problems)
         it.engine.script = it.toy.script
