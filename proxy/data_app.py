@@ -22,6 +22,7 @@ from proxy.problems import openai_error, send_response
 from proxy.request_body import Receive, Scope, read_body
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
+from proxy.tunnel import HANDOVER, Tunnel
 from proxy.upstream import Upstream
 
 log = structlog.get_logger(__name__)
@@ -84,8 +85,6 @@ class DataApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. Every answer is the engine's, except for `/kv/v1` and our own refusals."""
         if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1011, "reason": "not forwarded"})
             return
         path: str = scope["path"]
         if path.startswith("/kv/"):
@@ -98,20 +97,38 @@ class DataApp:
             if scope["method"] == "POST" and path in INFERENCE_PATHS:
                 await self._infer(caller, scope, receive, send)
             else:
-                await pipe(
-                    scope,
-                    receive,
-                    send,
-                    self._upstream,
-                    credentials=self._auth.upstream_credentials(),
-                    limit_bytes=self._max_body_bytes,
-                )
+                await self._pass_through(scope, receive, send)
         except ClientGone:
             pass
         except ProxyError as refusal:
             await send_response(send, openai_error(refusal), close=isinstance(refusal, InvalidRequest))
         finally:
             self._metrics.in_flight.dec()
+
+    async def _pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handover = scope.get("extensions", {}).get(HANDOVER)
+        tunnel = Tunnel(handover, self._note_tunnel) if handover is not None else None
+        try:
+            await pipe(
+                scope,
+                receive,
+                send,
+                self._upstream,
+                credentials=self._auth.upstream_credentials(),
+                limit_bytes=self._max_body_bytes,
+                tunnel=tunnel,
+            )
+        finally:
+            if tunnel is not None:
+                tunnel.abort()
+
+    def _note_tunnel(self) -> None:
+        """What passes in a tunnel is not read: it may be inference, by any model."""
+        self._metrics.untracked.inc()
+        try:
+            self._tracking.untracked.note(None, "a WebSocket is not followed")
+        except Exception:
+            log.exception("a WebSocket's use of the cache is not noted")
 
     async def _infer(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._max_body_bytes)
