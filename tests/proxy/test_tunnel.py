@@ -1,16 +1,23 @@
 """WebSockets through the proxy: a real client and a real server that must not notice it, and raw bytes."""
 
 import asyncio
+import datetime
 import os
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
@@ -228,6 +235,55 @@ async def test_many_at_once_do_not_mix(tmp_path: Path) -> None:
         for number in range(100):
             group.create_task(within(talk(url, number)))
         await within(asyncio.gather(*list(group._tasks)))
+
+
+async def test_an_engine_behind_tls_is_reached_and_both_ends_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = self_signed(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    gone = asyncio.Event()
+
+    async def handler(peer: ServerConnection) -> None:
+        try:
+            await echo(peer)
+        finally:
+            gone.set()
+
+    async with serve(handler, "127.0.0.1", 0, max_size=None, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with proxied(tmp_path, f"https://127.0.0.1:{port}") as up:
+            url = up.data_url.replace("http:", "ws:") + PATH
+            async with dial(url) as client:
+                for message in ("x", MEGABYTES):
+                    await client.send(message)
+                    assert await within(client.recv()) == message
+            assert client.close_code == CloseCode.NORMAL_CLOSURE
+            await within(gone.wait())
+            gone.clear()
+            vanishing = await _open(url)
+            vanishing.transport.abort()
+            await within(gone.wait())
+
+
+def self_signed(directory: Path) -> Path:
+    """Key and certificate of 127.0.0.1 in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    serial = x509.random_serial_number()
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), serial, now - day, now + day)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    path = directory / "engine.pem"
+    path.write_bytes(pem + certificate.public_bytes(serialization.Encoding.PEM))
+    return path
 
 
 # -- bytes ------------------------------------------------------------------------------------------------
