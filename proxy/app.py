@@ -16,6 +16,7 @@ from proxy.admin_api import AdminGuard, create_admin_app
 from proxy.config import Config, InvalidConfig, Listener
 from proxy.data_app import DataApp
 from proxy.following import LogOpener
+from proxy.http_server import HandoverProtocol
 from proxy.ops_api import OpsApi
 from proxy.runtime import Runtime, open_runtime
 from proxy.tasks import owned_tasks
@@ -131,7 +132,8 @@ def _server(app: object) -> _Server:
         uvicorn.Config(
             app,  # type: ignore[arg-type]
             loop="none",
-            http="httptools",
+            http=HandoverProtocol,
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
