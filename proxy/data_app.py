@@ -15,10 +15,11 @@ from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.forward import Send, forward_call, pipe
 from proxy.harness import harness_of
 from proxy.lifecycle_fields import read_lifecycle_fields
+from proxy.limits import Limits
 from proxy.metrics import Metrics
 from proxy.modes import Modes
 from proxy.ops_api import OpsApi
-from proxy.problems import openai_error, send_response
+from proxy.problems import caller_error, send_response
 from proxy.request_body import Receive, Scope, read_body
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
@@ -68,6 +69,7 @@ class DataApp:
         hasher: MessageHasher,
         metrics: Metrics,
         ops: OpsApi,
+        limits: Limits,
         salted: frozenset[str],
         max_body_bytes: int,
     ) -> None:
@@ -78,6 +80,7 @@ class DataApp:
         self._hasher = hasher
         self._metrics = metrics
         self._ops = ops
+        self._limits = limits
         self._salted = salted
         self._max_body_bytes = max_body_bytes
 
@@ -95,23 +98,30 @@ class DataApp:
         try:
             caller = self._auth.authenticate(scope["headers"])
             caller.require(KeyScope.ADMIN if path.startswith(ENGINE_ADMIN_PREFIXES) else KeyScope.CALL)
-            if scope["method"] == "POST" and path in INFERENCE_PATHS:
-                await self._infer(caller, scope, receive, send)
+            if scope["method"] == "POST":
+                with self._limits.call(caller.tenant):
+                    if path in INFERENCE_PATHS:
+                        await self._infer(caller, scope, receive, send)
+                    else:
+                        await self._pipe(scope, receive, send)
             else:
-                await pipe(
-                    scope,
-                    receive,
-                    send,
-                    self._upstream,
-                    credentials=self._auth.upstream_credentials(),
-                    limit_bytes=self._max_body_bytes,
-                )
+                await self._pipe(scope, receive, send)
         except ClientGone:
             pass
         except ProxyError as refusal:
-            await send_response(send, openai_error(refusal), close=isinstance(refusal, InvalidRequest))
+            await send_response(send, caller_error(refusal, path), close=isinstance(refusal, InvalidRequest))
         finally:
             self._metrics.in_flight.dec()
+
+    async def _pipe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await pipe(
+            scope,
+            receive,
+            send,
+            self._upstream,
+            credentials=self._auth.upstream_credentials(),
+            limit_bytes=self._max_body_bytes,
+        )
 
     async def _infer(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._max_body_bytes)
@@ -177,7 +187,7 @@ class DataApp:
         self, tenant: str, namespace: Namespace, chat: ChatCall, headers: Headers
     ) -> TrackedCall:
         fields = read_lifecycle_fields(headers, chat.lifecycle)
-        request = self._tracking.request(tenant, namespace, chat, fields, harness_of(headers))
+        request = self._tracking.calls.request(tenant, namespace, chat, fields, harness_of(headers))
         return await self._tracking.begin(request)
 
     def _edit(self, salt: str, call: TrackedCall | None) -> RequestEdit:
