@@ -99,6 +99,9 @@ class Runtime:
         self.tracker = Tracker(
             self.event_log, self.clock, config.retention_hours * 3600, config.keep_recurring_seconds
         )
+        self.metrics = Metrics(self.tracker)
+        self.limits = Limits(self.tracker, config.limits, limits_by_tenant(config), self.metrics.limited)
+        self.metrics.show_tenants(self.limits.calls)
         self.reclaimer = Reclaimer(
             self.tracker,
             self.cache,
@@ -108,12 +111,6 @@ class Runtime:
             lambda uid: self.pins.changing(uid),
         )
         self.tasks = tasks
-        self.limits = Limits(
-            self.tracker,
-            config.limits,
-            limits_by_tenant(config),
-            lambda tenant, limit: self.metrics.limited(tenant, limit),
-        )
         self.mailboxes = Mailboxes(tasks)
         self.models = {m.name: MappedModel(m.name, reason=_NOT_REACHED) for m in config.models}
         self.declarations = Declarations(
@@ -141,8 +138,6 @@ class Runtime:
             config.plan_wait_seconds,
         )
         self.placement = PlacementWatch(self.tracker, self.cache)
-        self.metrics = Metrics(self.tracker)
-        self.metrics.show_tenants(self.limits.calls)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))
         self.metrics.show_log(self.log_keeper)
