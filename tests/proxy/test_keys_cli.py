@@ -5,36 +5,41 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
+from typer.testing import CliRunner
 
+from proxy.cli import app
 from tests.lifecycle.fake_cache import FakeCache
 from tests.proxy.scripted_upstream import ScriptedUpstream
-from tests.proxy.test_cli import SECONDS, run, served, start
+from tests.proxy.test_cli import SECONDS, run, served
 from tests.proxy.toy_model import ToyEngine
 
 
-async def printed(cwd: Path, *arguments: str) -> tuple[int, str, str]:
-    """Status, standard output, standard error."""
-    process = await start(cwd, *arguments)
-    out, err = await asyncio.wait_for(process.communicate(), SECONDS)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def said(*arguments: str, status: int = 0) -> tuple[str, str]:
+    """What a command printed on standard output and on standard error."""
+    result = CliRunner().invoke(app, ["keys", *arguments])
+    assert result.exit_code == status, result.output
+    return result.stdout, result.stderr
 
 
 async def test_a_key_is_created_listed_used_and_revoked_without_a_restart(tmp_path: Path) -> None:
     (tmp_path / "kvtether.yaml").write_text("keys_file: secrets.json\nlog_url: 'memory:'\n")
-    status, key, told = await printed(tmp_path, "keys", "create", "--tenant", "acme")
+    key, told = said("create", "--tenant", "acme")
     key = key.removesuffix("\n")
-    assert status == 0
     assert re.fullmatch(r"kvt-[-\w]{43}", key)
     assert "acme" in told
     assert "first" in told
-    status, admin_key, told = await printed(tmp_path, "keys", "create", "--tenant", "ops", "--scope", "admin")
+    admin_key, told = said("create", "--tenant", "ops", "--scope", "admin")
     assert "first" not in told
-    status, said = await run(tmp_path, "keys", "list")
-    assert status == 0
-    assert re.search(r"\w+\s+acme\s+call\s+\d{4}-", said)
-    assert key not in said
-    key_id = next(line.split()[0] for line in said.splitlines() if " acme " in line)
+    listed, _ = said("list")
+    assert re.search(r"\w+\s+acme\s+call\s+\d{4}-", listed)
+    assert key not in listed
+    key_id = next(line.split()[0] for line in listed.splitlines() if " acme " in line)
     async with (
         ScriptedUpstream(ToyEngine(FakeCache()).script) as engine,
         served(tmp_path, "--upstream", engine.url) as (data, admin),
@@ -46,23 +51,27 @@ async def test_a_key_is_created_listed_used_and_revoked_without_a_restart(tmp_pa
         operator = {"authorization": f"Bearer {admin_key.strip()}"}
         assert (await client.get(f"{admin}/kv/v1/tiers", headers=operator)).status_code == 200
         assert (await client.get(f"{admin}/kv/v1/tiers", headers=headers)).status_code == 403
-        status, said = await run(tmp_path, "keys", "revoke", key_id)
-        assert (status, said) == (0, f"key {key_id} of tenant acme is revoked\n")
+        revoked = await run(tmp_path, "keys", "revoke", key_id)
+        assert revoked == (0, f"key {key_id} of tenant acme is revoked\n")
         async with asyncio.timeout(SECONDS):
             while (await client.get(models, headers=headers)).status_code != 401:
                 pass
-    status, said = await run(tmp_path, "keys", "list")
-    assert len(re.findall(r"\d{4}-\d\d-\d\dT", next(x for x in said.splitlines() if " acme " in x))) == 2
+    row = next(line for line in said("list")[0].splitlines() if " acme " in line)
+    assert len(re.findall(r"\d{4}-\d\d-\d\dT", row)) == 2
 
 
-async def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
-    for arguments, named in (
-        (("keys", "list"), "no key was made yet"),
-        (("keys", "revoke", "x"), "no key was made yet"),
-        (("keys", "create", "--tenant", "a/b"), "tenant"),
-        (("keys", "create", "--file", "nowhere/keys.json"), "nowhere"),
-    ):
-        status, said = await run(tmp_path, *arguments)
-        assert status == 2, said
-        assert named in said
-        assert "Traceback" not in said
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["list"], "no key was made yet"),
+        (["revoke", "x"], "no key was made yet"),
+        (["create", "--tenant", "a/b"], "tenant"),
+        (["create", "--file", "nowhere/keys.json"], "nowhere"),
+        (["list", "--config", "wrong.yaml"], "urll"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, arguments: list[str], named: str) -> None:
+    (tmp_path / "wrong.yaml").write_text("upstream: {urll: x}")
+    out, told = said(*arguments, status=2)
+    assert named in told
+    assert out == ""
