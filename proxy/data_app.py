@@ -16,10 +16,11 @@ from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.forward import Send, forward_call, pipe
 from proxy.harness import harness_of
 from proxy.lifecycle_fields import read_lifecycle_fields
+from proxy.limits import Limits
 from proxy.metrics import Metrics
 from proxy.modes import Modes
 from proxy.ops_api import OpsApi
-from proxy.problems import openai_error, send_response
+from proxy.problems import caller_error, send_response
 from proxy.request_body import Receive, Scope, read_body
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
@@ -69,6 +70,7 @@ class DataApp:
         hasher: MessageHasher,
         metrics: Metrics,
         ops: OpsApi,
+        limits: Limits,
         salted: frozenset[str],
         max_body_bytes: int,
     ) -> None:
@@ -79,6 +81,7 @@ class DataApp:
         self._hasher = hasher
         self._metrics = metrics
         self._ops = ops
+        self._limits = limits
         self._salted = salted
         self._max_body_bytes = max_body_bytes
 
@@ -94,14 +97,18 @@ class DataApp:
         try:
             caller = self._auth.authenticate(scope["headers"])
             caller.require(KeyScope.ADMIN if is_engine_admin(path) else KeyScope.CALL)
-            if scope["method"] in _INFERENCE_METHODS and path in INFERENCE_PATHS:
-                await self._infer(caller, scope, receive, send)
+            if scope["method"] in _INFERENCE_METHODS or HANDOVER in scope.get("extensions", {}):
+                with self._limits.call(caller.tenant):
+                    if scope["method"] in _INFERENCE_METHODS and path in INFERENCE_PATHS:
+                        await self._infer(caller, scope, receive, send)
+                    else:
+                        await self._pass_through(scope, receive, send)
             else:
                 await self._pass_through(scope, receive, send)
         except ClientGone:
             pass
         except ProxyError as refusal:
-            await send_response(send, openai_error(refusal), close=isinstance(refusal, InvalidRequest))
+            await send_response(send, caller_error(refusal, path), close=isinstance(refusal, InvalidRequest))
         finally:
             self._metrics.in_flight.dec()
 
@@ -195,7 +202,7 @@ class DataApp:
         self, tenant: str, namespace: Namespace, chat: ChatCall, headers: Headers
     ) -> TrackedCall:
         fields = read_lifecycle_fields(headers, chat.lifecycle)
-        request = self._tracking.request(tenant, namespace, chat, fields, harness_of(headers))
+        request = self._tracking.calls.request(tenant, namespace, chat, fields, harness_of(headers))
         return await self._tracking.begin(request)
 
     def _edit(self, salt: str, call: TrackedCall | None) -> RequestEdit:

@@ -15,7 +15,7 @@ from proxy.body_edit import cut_engine_ids
 from proxy.call_listener import CallListener, CallObserver, ContentHeaders, ForwardOutcome
 from proxy.engine_connection import SWITCHING_PROTOCOLS, Headers
 from proxy.errors import BodyTooLarge, ClientGone, InvalidRequest, ProxyError, UpstreamBroken, UpstreamError
-from proxy.problems import openai_error, send_response
+from proxy.problems import caller_error, send_response
 from proxy.request_body import (
     DEFAULT_BODY_LIMIT_BYTES,
     Receive,
@@ -81,7 +81,9 @@ async def pipe(
     try:
         check_framing(scope, limit_bytes)
     except ProxyError as refusal:
-        await send_response(send, openai_error(refusal), close=isinstance(refusal, InvalidRequest))
+        await send_response(
+            send, caller_error(refusal, scope["path"]), close=isinstance(refusal, InvalidRequest)
+        )
         return ForwardOutcome(CallEnd.FAILED, 0, str(refusal))
     feed = RequestFeed(receive, limit_bytes)
     headers = request_headers(scope["headers"], credentials or UpstreamCredentials(), keep_length=True)
@@ -190,7 +192,8 @@ class _Exchange:
         client would never read why. The server discards the rest of the body.
         """
         self.delivered = True
-        await send_response(self._send, openai_error(error))
+        path = self._request.raw_target.partition(b"?")[0].decode("latin-1")
+        await send_response(self._send, caller_error(error, path))
 
     async def _relay(self, response: UpstreamResponse) -> None:
         content = ContentHeaders(response.headers)
