@@ -77,11 +77,11 @@ class DriftWatch:
     async def run(self) -> None:
         """Until cancelled. A cache or a log that is away is met again at the next look."""
         while self._cache.capabilities.level:
-            await asyncio.sleep(self._look_seconds)
             try:
                 await self.look()
             except (CacheUnavailable, LogUnavailable) as error:
                 log.info("the cache is compared with the books later", error=str(error))
+            await asyncio.sleep(self._look_seconds)
 
     async def look(self) -> None:
         """Compare a little, once. Raises `CacheUnavailable`, `LogUnavailable`."""
@@ -90,23 +90,16 @@ class DriftWatch:
         await self._look_for_returned()
 
     async def _prove_what_was_cut_off(self) -> None:
-        left, self._tracker.cut_off = self._tracker.cut_off, []
         now_ns = self._tracker.clock.now_ns()
         self._since_ns = self._since_ns or now_ns
         index = self._tracker.contexts.index
-        for namespace, run in left:
-            unproven = set(index.unproven(namespace, run))
-            chain = split_keys(run)
-            first_ours = next((at for at, key in enumerate(chain) if key not in unproven), len(chain))
-            wanted = [
-                key
-                for key in chain[first_ours:]
-                if key in unproven and index.describe(namespace, key) is not None
-            ]
+        for namespace, run in list(self._tracker.cut_off):
+            unproven = index.unproven(namespace, run)
+            wanted = [key for key in unproven if index.describe(namespace, key) is not None]
             if not wanted or now_ns - self._since_ns > UNPROVEN_NS:
+                self._tracker.cut_off.remove((namespace, run))
                 continue
             # Copies and the directory lag: what does not show up now may do so at the next look.
-            self._tracker.cut_off.append((namespace, run))
             if others_may_use(index, namespace, now_ns):
                 continue
             present = [p for p in await self._cache.locate(namespace, wanted) if p.tiers]

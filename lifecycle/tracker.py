@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import dropwhile
 from weakref import WeakValueDictionary
 
 import structlog
 
 from lifecycle.core.decide import decide, open_context
 from lifecycle.core.events import Event, NamespaceEvent, RecordedEvent, UntrackedForwarded
-from lifecycle.core.ids import ContextKey, Namespace, context_stream
+from lifecycle.core.ids import ContextKey, Namespace, context_stream, split_keys
 from lifecycle.core.leases import next_deadline_ns
 from lifecycle.core.observations import CallEnding, ContextOpened, Observation, Tick
 from lifecycle.core.state import ContextState, chain, holder_tips
@@ -74,7 +75,7 @@ class Tracker:
         self._applying = asyncio.Event()
         self._applying.set()
         self.cut_off: list[tuple[Namespace, bytes]] = []
-        """Chains that were computed when the last process of this log ended: it may not have proven them."""
+        """Chunks behind ours that were computed when the last process of this log ended: not proven yet."""
 
     @property
     def degraded(self) -> str:
@@ -134,15 +135,21 @@ class Tracker:
                 await self.observe(uid, ending)
 
     def _cut_off(self) -> list[tuple[Namespace, bytes]]:
-        """Chains of calls in flight, and of contexts used shortly before the end."""
+        """Of calls in flight, and of contexts used shortly before the end."""
         states = self.contexts.states.values()
         since_ns = max((s.active_ns for s in states), default=0) - CUT_OFF_NS
-        return [
-            (state.namespace, chain(state.versions, tip))
-            for state in states
-            if state.flights or state.active_ns >= since_ns
-            for tip in dict.fromkeys(holder_tips(state))
-        ]
+        found = []
+        for state in states:
+            if not state.flights and state.active_ns < since_ns:
+                continue
+            for tip in dict.fromkeys(holder_tips(state)):
+                keys = split_keys(chain(state.versions, tip))
+                unproven = set(self.contexts.index.unproven(state.namespace, b"".join(keys)))
+                behind = dropwhile(unproven.__contains__, keys)
+                run = b"".join(key for key in behind if key in unproven)
+                if run:
+                    found.append((state.namespace, run))
+        return found
 
     async def open(self, observation: ContextOpened, parent: ContextKey | None) -> ContextState:
         """Begin a context, or answer the one that is there. Raises `LogUnavailable`."""

@@ -5,7 +5,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from engine_bridge.drift_watch import LOOKS_APART_NS, RETURN_WINDOW_NS, DriftWatch
+from engine_bridge.errors import CacheUnavailable
 from engine_bridge.placement_watch import PlacementWatch
 from lifecycle.core.directives import Reclaim
 from lifecycle.core.events import ChunksGone
@@ -215,6 +218,10 @@ async def test_what_a_dead_process_left_unproven_behind_ours_is_ours() -> None:
         del it.cache.chunks[late]
         found: list[tuple[str, int]] = []
         watch = watching(it, again, found)
+        it.cache.unreachable = True
+        with pytest.raises(CacheUnavailable):
+            await watch.look()
+        it.cache.unreachable = False
         await watch.look()
         assert again.contexts.index.unproven(NAMESPACE, chain_of("s1 u1 a1 u2")) == [late]
         it.cache.store(late)
@@ -246,3 +253,16 @@ async def test_what_may_have_been_there_before_us_or_be_somebodys_is_not_claimed
         await watching(it, again, found).look()
         assert found == [], "nothing before it is known to be ours"
         assert again.cut_off == []
+
+
+async def test_what_was_ours_at_the_end_counts_even_if_it_is_freed_meanwhile() -> None:
+    async with scene() as it:
+        again = await cut_off(it, "s1 u1", "s1 u1 a1 u2")
+        late = split_keys(chain_of("s1 u1 a1 u2"))[len(split_keys(chain_of("s1 u1"))) :]
+        await again.record(
+            NAMESPACE, [ChunksGone(at_ns=it.clock.now_ns(), namespace=NAMESPACE, keys=chain_of("s1 u1"))]
+        )
+        found: list[tuple[str, int]] = []
+        await watching(it, again, found).look()
+        assert sum(number for what, number in found if what == "proven") == len(late)
+        assert again.contexts.index.unproven(NAMESPACE, b"".join(late)) == []
