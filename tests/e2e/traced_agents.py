@@ -55,8 +55,8 @@ def live_keys(contexts: Contexts) -> set[bytes]:
 
 
 UNPROVEN_ONE_IN = 1000
-"""Of so many chunks one may not be proven ours, and then stays: where a busy machine looks a call up after the
-engine stored it, a chunk that ends with the engine's first step may as well have been loaded."""
+"""Of so many chunks one may not be proven ours, and then stays: where a busy machine looks a call up after
+the engine stored it, a chunk that ends with its first step may as well have been loaded."""
 
 
 class Account:
