@@ -17,7 +17,9 @@ from proxy.config import Config, InvalidConfig, Listener
 from proxy.data_app import DataApp
 from proxy.following import LogOpener
 from proxy.http_server import HandoverProtocol
+from proxy.observed_upstream import ObservedUpstream
 from proxy.ops_api import OpsApi
+from proxy.request_log import RequestLog
 from proxy.runtime import Runtime, open_runtime
 from proxy.tasks import owned_tasks
 
@@ -38,11 +40,12 @@ class Serving:
         self.admin_url = admin_url
 
 
-def create_data_app(runtime: Runtime) -> DataApp:
+def create_data_app(runtime: Runtime) -> RequestLog:
     """The data listener's application."""
     config = runtime.config
-    return DataApp(
-        runtime.upstream,
+    metrics = runtime.metrics.requests
+    app = DataApp(
+        ObservedUpstream(runtime.upstream, metrics),
         runtime.auth,
         runtime.tracking,
         runtime.modes,
@@ -53,6 +56,7 @@ def create_data_app(runtime: Runtime) -> DataApp:
         frozenset(t.name for t in config.tenants if t.isolation == "salt"),
         config.upstream.max_body_bytes,
     )
+    return RequestLog(app, metrics, runtime.ids)
 
 
 @asynccontextmanager

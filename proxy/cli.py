@@ -1,16 +1,13 @@
 """`kvtether`: serve, look, and switch off."""
 
 import asyncio
-import logging
 import signal
-import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import httpx
-import structlog
 import typer
 import uvloop
 from rich.console import Console
@@ -20,6 +17,7 @@ from lifecycle.errors import LifecycleError
 from lifecycle.vocabulary import Mode
 from proxy.config import ADMIN_KEY_VARIABLE, DEFAULT_FILE, Config, InvalidConfig, json_schema, load_config
 from proxy.keys_cli import keys_app
+from proxy.log_output import configure_logging
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(keys_app, name="keys")
@@ -75,8 +73,8 @@ def serve(
         "mode": mode.value if mode else None,
         "holdout": _share(holdout),
     }
-    configure_logging()
     settings = _load(config, overrides)
+    configure_logging(settings.logging.level, settings.logging.format)
     if embedded:
         _serve_embedded(settings, model_path, script)
         return
@@ -119,7 +117,7 @@ def demo(
     from proxy.demo.command import demo as play
     from proxy.demo.command import usual_plan
 
-    configure_logging(logging.WARNING)
+    configure_logging("warning")
     # Real engines are processes: they are stopped however this one is told to stop.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -236,21 +234,6 @@ def report(
 def config_schema() -> None:
     """Print the JSON schema of kvtether.yaml."""
     console.print_json(data=json_schema())
-
-
-def configure_logging(level: int = logging.INFO) -> None:
-    """Logs as one line of key=value to standard error, from `level` on."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
 
 
 def _share(text: str | None) -> float | None:

@@ -160,6 +160,21 @@ class HarmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 3
 
 
+class LoggingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written to standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        _doc("From this level on. `info` has one line for each call, `debug` one for every request."),
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "json", "console"],
+        _doc(
+            "`json`: one object a line; `console`: for people; `auto`: `console` on a terminal, else `json`."
+        ),
+    ] = "auto"
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be set."""
 
@@ -191,6 +206,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
     limits: Annotated[LimitsConfig, _doc("What each tenant may have.")] = LimitsConfig()
     tenants: tuple[TenantConfig, ...] = ()
+    logging: LoggingConfig = LoggingConfig()
     log_url: Annotated[
         str, _doc("The event log: `sqlite:///path`, `redis://host/0?prefix=kvtether`, or `memory:`.")
     ] = "sqlite:///kvtether.db"

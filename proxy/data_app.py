@@ -6,7 +6,7 @@ from contextlib import suppress
 import structlog
 
 from lifecycle.core.ids import Namespace
-from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
+from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, CallEnd, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
 from proxy.body_edit import RETURN_TOKEN_IDS, SESSION_ID, RequestEdit, edit_request_body
 from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, decode_body, read_chat_call
@@ -22,6 +22,7 @@ from proxy.modes import Modes
 from proxy.ops_api import OpsApi
 from proxy.problems import caller_error, send_response
 from proxy.request_body import Receive, Scope, read_body
+from proxy.request_record import REFUSED, the_request
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
 from proxy.tunnel import HANDOVER, Tunnel
@@ -96,6 +97,7 @@ class DataApp:
         self._metrics.in_flight.inc()
         try:
             caller = self._auth.authenticate(scope["headers"])
+            the_request().tenant = caller.tenant
             caller.require(KeyScope.ADMIN if is_engine_admin(path) else KeyScope.CALL)
             if scope["method"] in _INFERENCE_METHODS or HANDOVER in scope.get("extensions", {}):
                 with self._limits.call(caller.tenant):
@@ -105,9 +107,10 @@ class DataApp:
                         await self._pass_through(scope, receive, send)
             else:
                 await self._pass_through(scope, receive, send)
-        except ClientGone:
-            pass
+        except ClientGone as gone:
+            the_request().gave_up(CallEnd.ABORTED, str(gone))
         except ProxyError as refusal:
+            the_request().gave_up(REFUSED, str(refusal))
             await send_response(send, caller_error(refusal, path), close=isinstance(refusal, InvalidRequest))
         finally:
             self._metrics.in_flight.dec()
@@ -125,6 +128,7 @@ class DataApp:
                 limit_bytes=self._max_body_bytes,
                 tunnel=tunnel,
             )
+            the_request().ended(outcome)
             if outcome.status == SWITCHING_PROTOCOLS:
                 self._metrics.untracked.inc()
         finally:
@@ -150,6 +154,7 @@ class DataApp:
             model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else _hints(body)
             salt = self.salt(caller.tenant, client_salt)
             mode = self._modes.of(model, caller.tenant)
+            the_request().model = model
             namespace = self._tracking.namespace(model, salt)
             if chat is not None and mode is not Mode.BYPASS:
                 call = await self._begin(caller.tenant, namespace, chat, scope["headers"])
@@ -169,6 +174,10 @@ class DataApp:
         edited = await edit_request_body(body, edit)
         held = time.perf_counter() - arrived
         self._metrics.held_seconds.labels(mode).observe(held)
+        record = the_request()
+        record.held_seconds, record.mode, record.speaks = held, mode.value, mode is not Mode.BYPASS
+        if call is not None:
+            record.context, record.call = call.request.identity.context_id, call.request.call_id
 
         def added() -> Headers:
             timing = (b"server-timing", f"kvtether;dur={held * 1000:.2f}".encode())
@@ -182,9 +191,12 @@ class DataApp:
             edited.body,
             credentials=self._auth.upstream_credentials(),
             response_headers=added if mode is not Mode.BYPASS else None,
-            observer=call,
+            observer=record.listening(call),
             cut_ids=call is not None and call.asks_ids,
         )
+        record.ended(outcome)
+        if call is not None and call.mapping is not None and call.mapping.done():
+            record.mapping = call.mapping_kind
         if untracked and 0 < outcome.status < FIRST_ERROR_STATUS:
             # A name that is not ours held us up only if the engine knew it: a typo must not stop reclaim.
             self._tracking.untracked.note(untracked[0], f"inference of {untracked[0].model!r}")

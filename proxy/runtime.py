@@ -95,7 +95,9 @@ class Runtime:
             ),
         )
         self._profiles: dict[str, ModelProfile] = {}
-        self.cache = cache or cache_driver(config, self._tokenize if config.models else None)
+        self.cache = cache or cache_driver(
+            config, self._tokenize if config.models else None, lambda *told: self.metrics.controlled(*told)
+        )
         self.blocks = CallBlocks()
         self.tracker = Tracker(
             self.event_log, self.clock, config.retention_hours * 3600, config.keep_recurring_seconds
@@ -155,7 +157,7 @@ class Runtime:
             self.placement.doubt,
             self.metrics.pin_repairs,
         )
-        self.metrics.show_holds(lambda: self.holds.num_held, lambda: self.holds.num_foreign)
+        self.metrics.show_holds(self.holds)
         self.pins = PinKeeper(
             self.tracker,
             self.reclaimer,

@@ -57,7 +57,7 @@ async def served(
     try:
         async with asyncio.timeout(SECONDS):
             told = ""
-            while not (found := re.search(r"data=(\S+) admin=(\S+)", told)):
+            while not (found := re.search(r'"data":"(\S+?)","admin":"(\S+?)"', told)):
                 line = await process.stderr.readline()
                 assert line, told
                 told += line.decode()
