@@ -22,6 +22,7 @@ from proxy.ops_api import OpsApi
 from proxy.request_log import RequestLog
 from proxy.runtime import Runtime, open_runtime
 from proxy.tasks import owned_tasks
+from proxy.tracing import Tracing, open_tracing
 
 log = structlog.get_logger(__name__)
 
@@ -40,12 +41,12 @@ class Serving:
         self.admin_url = admin_url
 
 
-def create_data_app(runtime: Runtime) -> RequestLog:
+def create_data_app(runtime: Runtime, tracing: Tracing | None = None) -> RequestLog:
     """The data listener's application."""
     config = runtime.config
     metrics = runtime.metrics.requests
     app = DataApp(
-        ObservedUpstream(runtime.upstream, metrics),
+        ObservedUpstream(runtime.upstream, metrics, tracing),
         runtime.auth,
         runtime.tracking,
         runtime.modes,
@@ -56,7 +57,7 @@ def create_data_app(runtime: Runtime) -> RequestLog:
         frozenset(t.name for t in config.tenants if t.isolation == "salt"),
         config.upstream.max_body_bytes,
     )
-    return RequestLog(app, metrics, runtime.ids)
+    return RequestLog(app, metrics, runtime.ids, tracing)
 
 
 @asynccontextmanager
@@ -71,7 +72,10 @@ async def serving(
     async with AsyncExitStack() as stack:
         sockets = [stack.enter_context(_bound(each)) for each in (config.data, config.admin)]
         runtime = await stack.enter_async_context(open_runtime(config, cache, opener))
-        apps = (create_data_app(runtime), AdminGuard(create_admin_app(runtime), runtime))
+        tracing = open_tracing(config.tracing)
+        if tracing is not None:
+            stack.push_async_callback(tracing.close)
+        apps = (create_data_app(runtime, tracing), AdminGuard(create_admin_app(runtime), runtime))
         servers = [_server(app) for app in apps]
         tasks = await stack.enter_async_context(owned_tasks())
         running = [tasks.run(server.serve([bound])) for server, bound in zip(servers, sockets, strict=True)]

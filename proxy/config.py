@@ -175,6 +175,18 @@ class LoggingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
 
 
+class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenTelemetry traces. `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_RESOURCE_ATTRIBUTES` count as well."""
+
+    endpoint: Annotated[
+        str,
+        _doc("OTLP collector, over HTTP: `http://host:4318`. Empty: no traces. Needs `kvtether[tracing]`."),
+    ] = ""
+    sample: Annotated[
+        float, _doc("Share of the calls traced that come without a trace of their own.", ge=0, le=1)
+    ] = 1.0
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be set."""
 
@@ -207,6 +219,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Annotated[LimitsConfig, _doc("What each tenant may have.")] = LimitsConfig()
     tenants: tuple[TenantConfig, ...] = ()
     logging: LoggingConfig = LoggingConfig()
+    tracing: TracingConfig = TracingConfig()
     log_url: Annotated[
         str, _doc("The event log: `sqlite:///path`, `redis://host/0?prefix=kvtether`, or `memory:`.")
     ] = "sqlite:///kvtether.db"

@@ -12,6 +12,7 @@ from proxy.forward import Send
 from proxy.request_body import Receive, Scope
 from proxy.request_metrics import OTHER_API, RequestMetrics, api_of
 from proxy.request_record import REQUEST_ID_HEADER, UNEXPECTED, RequestRecord, given_id, run_for
+from proxy.tracing import Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -30,10 +31,13 @@ class RequestLog:
     anyway, unless the engine gave one: the engine's passes as it is. Towards the engine nothing is added.
     """
 
-    def __init__(self, app: App, metrics: RequestMetrics, ids: IdSource) -> None:
+    def __init__(
+        self, app: App, metrics: RequestMetrics, ids: IdSource, tracing: Tracing | None = None
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._ids = ids
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, its answer, and its line."""
@@ -43,6 +47,8 @@ class RequestLog:
         request_id = given_id(scope["headers"]) or self._ids.new("req")
         record = RequestRecord(request_id, scope["method"], scope["path"])
         run_for(record)
+        if self._tracing is not None:
+            self._tracing.begin(record, scope["headers"])
 
         async def answer(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -57,6 +63,8 @@ class RequestLog:
             record.status = record.status or record.engine_status
             seconds = time.perf_counter() - record.began
             self._metrics.answered(record, seconds)
+            if self._tracing is not None:
+                self._tracing.end(record)
             _write(record, seconds)
 
 

@@ -32,7 +32,7 @@ class RequestRecord:
 
     `outcome` is empty while it is under way; `status` is what the client was answered, 0 for nothing;
     `reason` is in words of ours, never the engine's, for those may quote the prompt. `speaks` says that
-    headers of ours go with the engine's answer. `span` belongs to the tracer.
+    headers of ours go with the engine's answer. `span` and `exchange_span` belong to the tracer.
     """
 
     __slots__ = (
@@ -42,6 +42,7 @@ class RequestRecord:
         "context",
         "engine_id",
         "engine_status",
+        "exchange_span",
         "finish_reasons",
         "first_byte",
         "first_token",
@@ -93,6 +94,7 @@ class RequestRecord:
         self.outcome = ""
         self.reason = ""
         self.span: Any = None
+        self.exchange_span: Any = None
 
     def listening(self, observer: CallObserver | None) -> CallObserver | None:
         """The observer, with this record told beside it; None for none: then the answer is not read."""
