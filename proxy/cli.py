@@ -15,12 +15,15 @@ from rich.progress import Progress
 
 from lifecycle.errors import LifecycleError
 from lifecycle.vocabulary import Mode
-from proxy.config import ADMIN_KEY_VARIABLE, DEFAULT_FILE, Config, InvalidConfig, json_schema, load_config
+from proxy.config import ADMIN_KEY_VARIABLE, DEFAULT_FILE, Config, InvalidConfig
+from proxy.config_cli import config_app
+from proxy.config_source import load_config
 from proxy.keys_cli import keys_app
 from proxy.log_output import configure_logging
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(keys_app, name="keys")
+app.add_typer(config_app, name="config")
 console = Console()
 
 DEFAULT_ADMIN = "http://127.0.0.1:8701"
@@ -228,12 +231,6 @@ def report(
         console.print_json(data=document)
     else:
         console.print(report_table(document), highlight=False)
-
-
-@app.command(name="config-schema")
-def config_schema() -> None:
-    """Print the JSON schema of kvtether.yaml."""
-    console.print_json(data=json_schema())
 
 
 def _share(text: str | None) -> float | None:

@@ -140,7 +140,7 @@ async def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
 
 
 async def test_the_schema_is_printed(tmp_path: Path) -> None:
-    status, said = await run(tmp_path, "config-schema")
+    status, said = await run(tmp_path, "config", "schema")
     assert status == 0
     jsonschema.Draft202012Validator.check_schema(json.loads(said))
 
