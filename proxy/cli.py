@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,7 +18,7 @@ from lifecycle.errors import LifecycleError
 from lifecycle.vocabulary import Mode
 from proxy.config import ADMIN_KEY_VARIABLE, DEFAULT_FILE, Config, InvalidConfig
 from proxy.config_cli import config_app
-from proxy.config_source import load_config
+from proxy.config_source import ConfigSource, load_config
 from proxy.keys_cli import keys_app
 from proxy.log_output import configure_logging
 
@@ -76,23 +77,27 @@ def serve(
         "mode": mode.value if mode else None,
         "holdout": _share(holdout),
     }
-    settings = _load(config, overrides)
+    file = _file(config)
+    settings = _load(file, overrides)
+    source = ConfigSource(partial(load_config, file, overrides), file)
     configure_logging(settings.logging.level, settings.logging.format)
     if embedded:
-        _serve_embedded(settings, model_path, script)
+        _serve_embedded(settings, model_path, script, source)
         return
     try:
-        uvloop.run(serve_until_signalled(settings))
+        uvloop.run(serve_until_signalled(settings, source))
     except InvalidConfig as error:
         _fail(str(error))
 
 
-def _serve_embedded(settings: Config, model_path: str | None, script: Path | None) -> None:
+def _serve_embedded(
+    settings: Config, model_path: str | None, script: Path | None, source: ConfigSource
+) -> None:
     from engine_bridge.errors import Unmappable
     from proxy.embedded import serve_embedded
 
     try:
-        uvloop.run(serve_embedded(settings, model_path, script))
+        uvloop.run(serve_embedded(settings, model_path, script, source))
     except (InvalidConfig, Unmappable, OSError, ValueError) as error:
         _fail(str(error))
 
@@ -243,11 +248,13 @@ def _share(text: str | None) -> float | None:
         _fail(f"--holdout {text}: a share like 0.05 or 5% is expected")
 
 
+def _file(path: Path | None) -> Path | None:
+    return DEFAULT_FILE if path is None and DEFAULT_FILE.exists() else path
+
+
 def _load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
-    if path is None and DEFAULT_FILE.exists():
-        path = DEFAULT_FILE
     try:
-        return load_config(path, overrides)
+        return load_config(_file(path), overrides)
     except InvalidConfig as error:
         _fail(str(error))
 

@@ -104,7 +104,7 @@ class Metrics:
         self.untracked = self._counter("untracked_calls", "Inference forwarded without being tracked.")
         self._limited = self._counter("limited", "Refusals by a tenant's limit.", ["tenant", "limit"])
         self._tenants: set[str] = set()
-        self.registry.register(_Sample(self._sample))
+        self.registry.register(Sample(self._sample))
         tracker.listeners.append(self._heard)
 
     def drifted(self, what: str, chunks: int) -> None:
@@ -136,7 +136,7 @@ class Metrics:
                     family.add_metric([label], number)
                 yield family
 
-        self.registry.register(_Sample(sample))
+        self.registry.register(Sample(sample))
 
     def _label(self, tenant: str) -> str:
         if tenant not in self._tenants and len(self._tenants) >= MAX_TENANTS:
@@ -153,7 +153,7 @@ class Metrics:
             text = "Cache objects in our models that somebody else pins."
             yield _gauge("foreign_pins", text, holds.num_foreign)
 
-        self.registry.register(_Sample(sample))
+        self.registry.register(Sample(sample))
 
     def controlled(self, operation: str, seconds: float, ok: bool) -> None:
         """The cache was asked or told something."""
@@ -183,7 +183,7 @@ class Metrics:
                 age = (self._tracker.clock.now_ns() - keeper.taken_ns) / 1e9
                 yield _gauge("snapshot_age_seconds", "Time since the last snapshot.", age)
 
-        self.registry.register(_Sample(sample))
+        self.registry.register(Sample(sample))
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"kvtether_{name}", text, labels, registry=self.registry)
@@ -257,7 +257,9 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"kvtether_{name}", text, value=value)
 
 
-class _Sample(Collector):
+class Sample(Collector):
+    """Gauges that are read when they are scraped."""
+
     def __init__(self, sample: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
         self._take = sample
 

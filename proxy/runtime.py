@@ -3,7 +3,7 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import structlog
@@ -181,6 +181,7 @@ class Runtime:
             self.metrics,
             self.following.begun,
         )
+        self.told_beside: list[Callable[[], Sequence[str]]] = []
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
 
@@ -207,7 +208,8 @@ class Runtime:
     def warnings(self) -> tuple[str, ...]:
         """What is wrong without standing against control."""
         keys = (self.keys.problem,) if self.keys.problem else ()
-        return (*keys, *self.read_models.warnings, *self.log_keeper.warnings)
+        more = [text for told in self.told_beside for text in told()]
+        return (*keys, *self.read_models.warnings, *self.log_keeper.warnings, *more)
 
     def mode_of(self, uid: str) -> Mode:
         """The mode of a context now.

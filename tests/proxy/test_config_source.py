@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,7 +64,7 @@ def test_a_setting_in_the_wrong_section_is_pointed_to_its_own(tmp_path: Path) ->
     ("text", "said"),
     [
         ("a: [1\nb: 2", "F:2: no YAML"),
-        ("mode: observe\nholdout: 0\nmode: enforce", "F:3: mode: stands there twice"),
+        ("mode: observe\nholdout: 0\nmode: enforce", "F:1: mode: stands there twice, also in line 3"),
         ("api_keys:\n  - {tenant: t}", "F:1: api_keys: tenant 't' needs either key_env or key_sha256"),
         ("upstream:\n  url: engine:8000", "F:2: upstream.url: not an http(s) URL"),
         ("log_url: /var/x.db", "F:1: log_url: begins with none of sqlite:///"),
@@ -136,7 +137,6 @@ NAMES = st.sampled_from(["upstream", "models", "mode", "modes", "limits", "tenan
 
 @given(st.dictionaries(NAMES, plain))
 def test_no_document_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
-    import yaml
 
     path = tmp_path_factory.mktemp("c") / "kvtether.yaml"
     path.write_text(yaml.safe_dump(document))

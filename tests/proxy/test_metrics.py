@@ -22,6 +22,9 @@ PROCESS = {
     "process_virtual_memory_bytes",
 }
 NAMED = PROCESS | {
+    "kvtether_config_reloads",
+    "kvtether_config_refused",
+    "kvtether_config_waiting",
     "kvtether_request_seconds",
     "kvtether_upstream_first_byte_seconds",
     "kvtether_upstream_failures",
