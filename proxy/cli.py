@@ -143,7 +143,8 @@ def doctor(
     events: Annotated[str | None, typer.Option(help="ZMQ endpoint of the engine's KV events.")] = None,
 ) -> None:
     """Say which level you have, what stands in the way, and how to mend it. Frees nothing."""
-    from proxy.doctor import examine
+    from proxy.doctor import Finding, examine
+    from proxy.surroundings import look_around
 
     overrides = {
         "upstream.url": upstream,
@@ -152,7 +153,12 @@ def doctor(
         "cache.coordinator_url": coordinator,
         "cache.events_endpoint": events,
     }
-    findings = asyncio.run(examine(_load(config, overrides)))
+    settings = _load(config, overrides)
+
+    async def everything() -> list[Finding]:
+        return [*await examine(settings), *await look_around(settings)]
+
+    findings = asyncio.run(everything())
     for finding in findings:
         mark = "[green]ok[/]  " if finding.ok else "[red]fix[/] "
         console.print(f"{mark} {finding.subject}: {finding.text}", soft_wrap=True, highlight=False)
