@@ -143,3 +143,12 @@ def test_no_document_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory,
     config, problems = read_config(path, {}, {})
     assert (config is None) == bool(problems)
     assert all(problem.where.startswith(str(path)) for problem in problems)
+
+
+def test_the_example_is_a_good_file_and_names_its_schema() -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "kvtether.yaml"
+    config, problems = read_config(example, {}, {})
+    assert problems == []
+    assert config is not None
+    schema = example.read_text().splitlines()[0].partition("$schema=")[2]
+    assert (example.parent / schema).resolve().exists()

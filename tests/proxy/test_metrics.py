@@ -6,8 +6,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from lifecycle.vocabulary import DirectiveOutcome, Mode
+from proxy import problems
 from proxy.limits import Limit
 from proxy.metrics import MAX_TENANTS
+from proxy.problems import OPENAI_TYPE_PREFIX
 from tests.lifecycle.fake_cache import FakeCache
 from tests.proxy.scripted_upstream import Exchange
 from tests.proxy.toy_model import CHUNK, NAME, ToyEngine
@@ -214,3 +216,12 @@ async def test_only_so_many_tenants_get_series_of_their_own(tmp_path: Path) -> N
         assert len(counted) == MAX_TENANTS + 1
         assert counted["kvtether_limited_total{limit=concurrent_calls,tenant=(others)}"] == 2 * MAX_TENANTS
         assert sum(counted.values()) == 3 * MAX_TENANTS
+
+
+def test_every_metric_that_the_pages_name_exists() -> None:
+    repository = Path(__file__).resolve().parents[2]
+    pages = [repository / "README.md", *sorted((repository / "docs").glob("*.md"))]
+    named = {name for page in pages for name in re.findall(r"\bkvtether_[a-z_]+", page.read_text())}
+    metrics = {name.removesuffix("_total") for name in named if not name.endswith("_")}
+    errors = {f"{OPENAI_TYPE_PREFIX}{kind}" for _, _, kind in problems._KINDS}
+    assert metrics - errors <= NAMED | {"kvtether_read_models_lag_events"}
