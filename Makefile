@@ -73,6 +73,7 @@ bench: $(STAMP) .engine/npm/.fetched ## the tables of docs/performance.md
 	$(PY) -m bench.index
 	$(PY) -m bench.restart
 	$(PY) -m bench.embedded_engine
+	$(PY) -m bench.observing
 	$(PY) -m bench.added_latency
 
 docs: $(STAMP) ## regenerate docs/configuration.md and kvtether.schema.json
