@@ -24,8 +24,6 @@ UNEXPECTED = "unexpected"
 
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
-_FIRST_ERROR_STATUS = 400
-
 
 class RequestRecord:
     """One request. Times are `time.perf_counter()` seconds, 0 for what has not happened.
@@ -102,17 +100,7 @@ class RequestRecord:
 
     def ended(self, outcome: ForwardOutcome) -> None:
         """The exchange with the engine is over."""
-        self.outcome = outcome.end.value
-        self.engine_status = outcome.status
-        if outcome.end is CallEnd.COMPLETED:
-            # Without an observer a whole answer that is an error counts as completed.
-            if outcome.status >= _FIRST_ERROR_STATUS:
-                self.outcome = CallEnd.FAILED.value
-                self.reason = f"the engine answered {outcome.status}"
-        elif outcome.status >= _FIRST_ERROR_STATUS:
-            self.reason = f"the engine answered {outcome.status}"
-        else:
-            self.reason = self.reason or outcome.reason
+        self.outcome, self.engine_status, self.reason = outcome.end.value, outcome.status, outcome.reason
 
     def gave_up(self, outcome: str, reason: str) -> None:
         """It was not forwarded, or the client went before it was."""
@@ -125,8 +113,6 @@ class RequestRecord:
         self.cached_tokens = -1 if usage.cached_tokens is None else usage.cached_tokens
         self.engine_id, self.response_model = facts.response_id, facts.model
         self.finish_reasons = tuple(c.finish_reason for c in facts.choices if c.finish_reason)
-        if facts.error:
-            self.reason = "the engine's answer says that it failed"
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("request", default=None)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle.vocabulary import CallEnd
-from proxy.answer_tap import AnswerFacts
+from proxy.answer_tap import AnswerFacts, Usage
 from proxy.call_listener import ForwardOutcome
 from proxy.request_record import RequestRecord, current_request, given_id, run_for, the_request
 
@@ -28,27 +28,15 @@ def test_two_ids_are_none() -> None:
     assert given_id([]) == ""
 
 
-@pytest.mark.parametrize(
-    ("outcome", "ended", "reason"),
-    [
-        (ForwardOutcome(CallEnd.COMPLETED, 200), "completed", ""),
-        (ForwardOutcome(CallEnd.COMPLETED, 404), "failed", "the engine answered 404"),
-        (ForwardOutcome(CallEnd.FAILED, 400, "you wrote 'secret'"), "failed", "the engine answered 400"),
-        (ForwardOutcome(CallEnd.FAILED, 0, "cannot connect"), "failed", "cannot connect"),
-        (ForwardOutcome(CallEnd.ABORTED, 200, "the client hung up"), "aborted", "the client hung up"),
-    ],
-)
-def test_how_it_ended_is_told_in_our_words(outcome: ForwardOutcome, ended: str, reason: str) -> None:
+def test_how_it_ended_and_what_its_answer_said_are_kept() -> None:
     record = RequestRecord("r")
-    record.ended(outcome)
-    assert (record.outcome, record.reason) == (ended, reason)
-
-
-def test_an_error_within_an_answer_is_not_quoted() -> None:
-    record = RequestRecord("r")
-    record.learn(AnswerFacts(status=200, error="you wrote 'secret'"))
-    record.ended(ForwardOutcome(CallEnd.FAILED, 200, "you wrote 'secret'"))
-    assert record.reason == "the engine's answer says that it failed"
+    usage = Usage(prompt_tokens=3, completion_tokens=2)
+    record.learn(AnswerFacts(status=200, error="you wrote 'secret'", usage=usage, response_id="x"))
+    record.ended(ForwardOutcome(CallEnd.FAILED, 200, "the engine's answer says that it failed"))
+    assert (record.outcome, record.engine_status) == ("failed", 200)
+    assert (record.input_tokens, record.cached_tokens, record.engine_id) == (3, -1, "x")
+    kept = [str(getattr(record, name)) for name in RequestRecord.__slots__]
+    assert not [text for text in kept if "secret" in text]
 
 
 def test_code_outside_of_a_request_has_a_record_that_nobody_reads() -> None:
