@@ -9,10 +9,12 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from proxy.http_server import HandoverProtocol
+
 
 @asynccontextmanager
-async def serve(app: Any, http: Any = "auto") -> AsyncIterator[int]:
-    """Serve `app` with uvicorn's own protocol class, or another; gives the port. Calls still open at the end
+async def serve(app: Any, http: Any = HandoverProtocol) -> AsyncIterator[int]:
+    """Serve `app` with the product's protocol class, or another; gives the port. Calls still open at the end
     are cancelled."""
     config = uvicorn.Config(
         app,
