@@ -29,6 +29,10 @@ MAX_HEAD_BYTES = 1024 * 1024
 MAX_WAITING_REQUESTS = 16
 """Pipelined requests above which a connection is not read any further, so that a hang-up goes unseen."""
 
+LINGER_SECONDS = 2.0
+"""How long a client may go on sending behind a refusal. Closed on at once, it would be reset and never read
+why."""
+
 
 class HandoverProtocol(HttpToolsProtocol):
     """One connection of a client. It is the `Handover` of the WebSocket handshake that came on it, too."""
@@ -38,6 +42,7 @@ class HandoverProtocol(HttpToolsProtocol):
         self._in_head = False
         self._num_head_bytes = 0
         self._deaf = False
+        self._lingering: asyncio.TimerHandle | None = None
         self._cycles: tuple[RequestResponseCycle, ...] = ()
         self._deciding = True
         self._behind: bytearray | None = None
@@ -63,29 +68,41 @@ class HandoverProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone: for every request that it waited for, not only for its last."""
         super().connection_lost(exc)
-        for cycle in self._cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._give_up()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what came, and read no further. Requests that came whole are answered first."""
-        if self._deaf:
+        if self._deaf or self.transport.is_closing():
             return
         self._deaf = True
-        last = self.cycle
-        if last is not None and not last.response_complete:
-            if not last.more_body:
-                last.keep_alive = False
-                return
-            if last.response_started:
-                self.transport.close()
-                return
+        waiting = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if len(waiting) > 1 and waiting[-1].more_body:
+            # It has not begun, and its answer would be in the place of another's.
+            self.pipeline.popleft()
+            waiting.pop()
+        if waiting and not waiting[-1].more_body:
+            waiting[-1].keep_alive = False
+            return
+        if waiting and waiting[-1].response_started:
+            self.transport.close()
+            return
         refusal = openai_error(InvalidRequest(msg))
         lines = [b"HTTP/1.1 400 Bad Request", b"connection: close"]
         lines += [name + b": " + value for name, value in refusal.headers]
         self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + refusal.body)
-        self.transport.close()
+        self._give_up()
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._lingering = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _give_up(self) -> None:
+        """For the application the client is gone."""
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def take_over(self, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, bytes]:
         """Give the connection to `protocol`, with what came behind the handshake.

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-import uvloop
 
+from tests.proxy.strict_loop import StrictLoop
 from tests.proxy.torture import Torture, standing
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": StrictLoop}
 
 
 @pytest.fixture(scope="session")

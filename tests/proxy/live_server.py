@@ -40,6 +40,10 @@ async def serve(app: Any, http: Any = HandoverProtocol) -> AsyncIterator[int]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # who was accepted a moment ago
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.wait_for(server.wait_closed(), 10)
 
 
 @dataclass
@@ -117,7 +121,11 @@ class RawClient:
         self.writer.transport.abort()
 
     def close(self) -> None:
-        self.writer.close()
+        """End the connection now: what the peer did not take yet is not waited for."""
+        if self.writer.transport.get_write_buffer_size():
+            self.hang_up()
+        else:
+            self.writer.close()
 
 
 async def fetch(

@@ -102,17 +102,42 @@ async def test_a_head_without_an_end_is_refused(line: bytes) -> None:
 
 
 @BOTH
-async def test_what_came_whole_is_answered_though_nonsense_follows(handler: Handler) -> None:
-    async with path(echo, handler) as p:
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"nonsense\r\n\r\n", b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n"],
+)
+async def test_what_came_whole_is_answered_though_nonsense_follows(handler: Handler, nonsense: bytes) -> None:
+    refused = asyncio.Event()
+
+    async def late(exchange: Exchange) -> None:
+        body = await exchange.read_body()
+        await refused.wait()
+        await exchange.respond(200, body)
+
+    async with path(late, handler) as p:
         client = await RawClient.connect(p.port)
         for number in range(2):
             await client.request(b"POST", CHAT, JSON, b"%d" % number)
-        await client.send(b"nonsense\r\n\r\n")
+        await client.send(nonsense)
+        await p.engine.arrived()
+        refused.set()
         for number in range(2):
             assert (await client.response()).body == b"%d" % number
         assert await client.reader.read() == b""
         client.close()
         assert len(p.engine.exchanges) == 2
+
+
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nHost : x\r\n\r\n", b"GET /" + b"x" * MAX_HEAD_BYTES])
+async def test_who_goes_on_sending_behind_nonsense_reads_why_it_is_refused(start: bytes) -> None:
+    async with path(echo) as p:
+        client = await RawClient.connect(p.port)
+        client.writer.write(start + b"x" * 2**24)
+        response = await client.response()
+        assert (response.status, response.complete) == (400, True)
+        assert await client.reader.read() == b""
+        await client.writer.drain()
+        client.close()
 
 
 async def test_nonsense_in_a_body_that_is_being_answered_breaks_the_transfer() -> None:

@@ -7,6 +7,8 @@ import socket
 import struct
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lifecycle.vocabulary import CallEnd
 from tests.proxy.live_server import RawClient, RawResponse
@@ -141,6 +143,37 @@ def test_an_answer_that_said_done_was_whole_though_its_transfer_broke(torture: T
     assert torture.run(torture.end_of("done, then cut")) is CallEnd.COMPLETED
 
 
+WHOLE_ANSWERS = {
+    "chunked": STREAM_HEAD + b"".join(map(chunk, EVENTS)) + b"0\r\n\r\n",
+    "sized": SIZED_HEAD + b"{" + b" " * 98 + b"}",
+    "early hints": b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + SIZED_HEAD + b"{" + b" " * 98 + b"}",
+}
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(ROADS),
+    st.sampled_from(sorted(WHOLE_ANSWERS)),
+    st.floats(0, 1, exclude_max=True),
+    st.sampled_from(["cut", "reset", "half-close"]),
+)
+def test_an_engine_that_ends_anywhere_in_its_answer_is_never_taken_for_one_that_ended_it(
+    torture: Torture, road: bytes, framing: str, share: float, way: str
+) -> None:
+    wire = WHOLE_ANSWERS[framing]
+    said = wire[: int(len(wire) * share)]
+    torture.engine(stopping(way, said))
+    response = torture.run(asked(torture, road, "anywhere"))
+    if response.status == 502:
+        # With a reset also what was said before it may be lost.
+        assert way == "reset" or not said.partition(b"200 OK")[2].partition(b"\r\n\r\n")[1]
+        assert json.loads(response.body)["error"]["type"] == "kvtether_upstream_broken"
+    else:
+        whole = b"".join(EVENTS) if framing == "chunked" else wire.partition(b"{")[1] + b" " * 98
+        assert (response.status, response.complete) == (200, False)
+        assert whole.startswith(response.body)
+
+
 # -- clients that go --------------------------------------------------------------------------------------
 
 
@@ -216,6 +249,43 @@ def test_a_client_that_goes_while_it_sends_leaves_nothing_behind(torture: Tortur
     for road in ROADS:
         torture.run(goes(road))
     torture.run(healthy(torture))
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(ROADS),
+    st.booleans(),
+    st.floats(0, 1, exclude_max=True),
+    st.sampled_from(["end", "reset", "half-close"]),
+)
+def test_a_client_that_goes_anywhere_in_its_request_leaves_nothing_behind(
+    torture: Torture, road: bytes, chunked: bool, share: float, way: str
+) -> None:
+    """What was not asked to its end is not run: the engine never sees it whole."""
+    body = chat(stream=True)
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\n" % road
+    if chunked:
+        wire = head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(body[:9]) + chunk(body[9:]) + b"0\r\n\r\n"
+    else:
+        wire = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    taken: list[Exchange] = []
+
+    async def takes(exchange: Exchange) -> None:
+        await exchange.read_body()
+        taken.append(exchange)
+        await exchange.respond(200)
+
+    async def goes() -> None:
+        client = await torture.client()
+        await client.send(wire[: int(len(wire) * share)])
+        leave(client, way)
+        await torture.until_in_flight(0)
+        client.hang_up()
+
+    torture.engine(takes)
+    torture.run(goes())
+    torture.run(healthy(torture))
+    assert taken == []
 
 
 # -- slow ones --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import string
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -144,6 +145,71 @@ def test_pipelined_requests_of_every_road_are_answered_in_order(torture: Torture
 
     torture.engine(script)
     torture.run(ask())
+
+
+requests = st.tuples(
+    st.sampled_from(ROADS),
+    st.binary(max_size=40),
+    st.sampled_from(["none", "sized", "chunked", "expecting", "h2c"]),
+    st.lists(st.integers(0, 40), max_size=3),
+)
+
+
+def on_the_wire(number: int, road: bytes, body: bytes, framing: str, cuts: list[int]) -> bytes:
+    """A request in this framing; without one it has no body."""
+    lines = [b"POST %b?%d HTTP/1.1" % (road, number), b"Host: x"]
+    if framing == "none":
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+    if framing == "chunked":
+        places = sorted({0, len(body), *(cut % (len(body) + 1) for cut in cuts)})
+        pieces = [body[a:b] for a, b in pairwise(places)]
+        framed = (
+            b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\nX-Count: 9\r\n\r\n"
+        )
+        return b"\r\n".join([*lines, b"Transfer-Encoding: chunked"]) + b"\r\n\r\n" + framed
+    if framing == "expecting":
+        lines.append(b"Expect: 100-continue")
+    if framing == "h2c":
+        lines += [b"Connection: Upgrade", b"Upgrade: h2c"]
+    return b"\r\n".join([*lines, b"Content-Length: %d" % len(body)]) + b"\r\n\r\n" + body
+
+
+@settings(max_examples=40)
+@given(st.lists(requests, min_size=1, max_size=6), st.lists(st.integers(0, 2000), max_size=8), st.booleans())
+def test_any_requests_on_one_connection_cut_anywhere_are_answered_each_in_its_turn(
+    torture: Torture,
+    asked: list[tuple[bytes, bytes, str, list[int]]],
+    cuts: list[int],
+    nonsense: bool,
+) -> None:
+    """Also when what comes behind them is not HTTP."""
+    wire = b"".join(on_the_wire(number, *request) for number, request in enumerate(asked))
+    wire += b"nonsense\r\n\r\n" if nonsense else b""
+
+    async def echo(exchange: Exchange) -> None:
+        await exchange.respond(200, exchange.target + b" " + await exchange.read_body())
+
+    async def ask() -> None:
+        client = await torture.client()
+        for start, end in pairwise(sorted({0, len(wire), *(cut % len(wire) for cut in cuts)})):
+            await client.send(wire[start:end])
+            await asyncio.sleep(0)
+        for number, (road, body, framing, _) in enumerate(asked):
+            response = await client.response()
+            while response.status == 100:
+                response = await client.response()
+            assert response.status == 200
+            said = b"" if framing == "none" else body
+            assert response.body == b"%b?%d %b" % (road, number, said)
+        if nonsense:
+            rest = await client.reader.read()
+            assert rest == b"" or rest.startswith(b"HTTP/1.1 400 ")
+        client.close()
+
+    torture.engine(echo)
+    before = len(torture.it.engine.exchanges)
+    torture.run(ask())
+    assert len(torture.it.engine.exchanges) == before + len(asked)
 
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import uvloop
-
 from lifecycle.core.events import CallEnded
 from lifecycle.vocabulary import CallEnd
 from tests.proxy.live_server import RawClient
 from tests.proxy.scripted_upstream import Exchange, Script
+from tests.proxy.strict_loop import StrictLoop
 from tests.proxy.toy_model import NAME
 from tests.proxy.whole_proxy import SECONDS, Whole, user, whole_proxy
 
@@ -79,7 +78,7 @@ class Torture:
 @contextmanager
 def standing(directory: Path) -> Iterator[Torture]:
     """A proxy that is up while the block lasts."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=StrictLoop) as runner:
         loop = runner.get_loop()
         ready: asyncio.Future[Whole] = loop.create_future()
         over = asyncio.Event()
