@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.fuzz import body_edit, lifecycle_header
+from tests.fuzz import body_edit, http_requests, lifecycle_header
 
 SHORT = settings(
     max_examples=50,
@@ -17,7 +17,9 @@ SHORT = settings(
 
 
 @pytest.mark.parametrize(
-    "each", [*body_edit.PROPERTIES, *lifecycle_header.PROPERTIES], ids=lambda each: each.__name__
+    "each",
+    [*body_edit.PROPERTIES, *http_requests.PROPERTIES, *lifecycle_header.PROPERTIES],
+    ids=lambda each: each.__name__,
 )
 def test_a_target_finds_nothing(each: Callable[[], None]) -> None:
     SHORT(each)()
