@@ -22,10 +22,11 @@ def run_for(properties: list[Callable[[], None]]) -> None:
         phases=(Phase.explicit, Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
+    targets = [unbounded(each) for each in properties]
     end = time.monotonic() + seconds
     num_rounds = 0
     while time.monotonic() < end:
-        for each in properties:
-            unbounded(each)()
+        for target in targets:
+            target()
         num_rounds += 1
     print(f"{num_rounds * EXAMPLES_A_ROUND} examples a property, {len(properties)} properties: nothing found")
