@@ -246,8 +246,8 @@ def ids_leave_an_answer_and_nothing_else_does(body: bytes) -> None:
 
 
 @given(
-    st.lists(answers().map(lambda body: b"data: " + body) | st.binary(max_size=20)),
-    st.lists(st.integers(0, 500)),
+    st.lists(answers().map(lambda body: b"data: " + body) | st.binary(max_size=20), max_size=4),
+    st.lists(st.integers(0, 500), max_size=8),
 )
 def a_stream_is_cut_alike_however_it_arrives(lines: list[bytes], cuts: list[int]) -> None:
     """The rewriter over whole streams."""

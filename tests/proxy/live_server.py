@@ -11,6 +11,9 @@ from uvicorn.server import ServerState
 
 from proxy.http_server import HandoverProtocol
 
+SECONDS = 60.0
+"""Bound of every wait: many megabytes on a machine that has much else to do."""
+
 
 @asynccontextmanager
 async def serve(app: Any, http: Any = HandoverProtocol) -> AsyncIterator[int]:
@@ -43,7 +46,7 @@ async def serve(app: Any, http: Any = HandoverProtocol) -> AsyncIterator[int]:
         await asyncio.sleep(0)  # who was accepted a moment ago
         for connection in list(state.connections):
             connection.transport.abort()
-        await asyncio.wait_for(server.wait_closed(), 10)
+        await asyncio.wait_for(server.wait_closed(), SECONDS)
 
 
 @dataclass
@@ -100,7 +103,7 @@ class RawClient:
         return data
 
     async def response(self, *, head_only: bool = False) -> RawResponse:
-        status, headers = await asyncio.wait_for(self.read_head(), 10)
+        status, headers = await asyncio.wait_for(self.read_head(), SECONDS)
         found = {name.lower(): value for name, value in headers}
         pieces: list[bytes] = []
         complete = True
@@ -110,7 +113,7 @@ class RawClient:
             elif b"content-length" in found:
                 pieces.append(await self.reader.readexactly(int(found[b"content-length"])))
             elif found.get(b"transfer-encoding") == b"chunked":
-                while piece := await asyncio.wait_for(self.read_chunk(), 10):
+                while piece := await asyncio.wait_for(self.read_chunk(), SECONDS):
                     pieces.append(piece)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             pieces.append(getattr(error, "partial", b""))

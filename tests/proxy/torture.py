@@ -34,11 +34,17 @@ class Torture:
         self.it = it
         self.port = int(it.up.data_url.rpartition(":")[2])
         self._runner = runner
+        self._clients: list[RawClient] = []
         self._toy = it.toy.script
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Bounded, so that a hang is a failure."""
-        return self._runner.run(asyncio.wait_for(coroutine, 3 * SECONDS))
+        """Bounded, so that a hang is a failure; which leaves no client behind for the next test."""
+        try:
+            return self._runner.run(asyncio.wait_for(coroutine, 6 * SECONDS))
+        finally:
+            for client in self._clients:
+                client.hang_up()
+            self._clients.clear()
 
     def engine(self, script: Script) -> None:
         """From now on the engine does this, except to what the proxy asks it for itself."""
@@ -52,7 +58,9 @@ class Torture:
         self.it.engine.script = beside_probes
 
     async def client(self) -> RawClient:
-        return await RawClient.connect(self.port)
+        client = await RawClient.connect(self.port)
+        self._clients.append(client)
+        return client
 
     @property
     def arrived(self) -> Exchange:
