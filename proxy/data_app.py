@@ -162,7 +162,7 @@ class DataApp:
             model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else await _hints(body)
             salt = self.salt(caller.tenant, client_salt)
             mode = self._modes.of(model, caller.tenant)
-            the_request().model = model
+            the_request().asks_for(model)
             namespace = self._tracking.namespace(model, salt)
             if chat is not None and mode is not Mode.BYPASS:
                 call = await self._begin(caller.tenant, namespace, chat, scope["headers"])

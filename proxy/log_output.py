@@ -3,6 +3,7 @@
 Lines carry the id of the request they belong to. A warning that repeats is written a few times, then counted.
 """
 
+import json
 import logging
 import sys
 import time
@@ -111,4 +112,8 @@ def _renderers(for_people: bool) -> list[Processor]:
 
 def _json(logger: WrappedLogger, name: str, event: MutableMapping[str, Any]) -> str:
     first = {key: event.pop(key) for key in ("timestamp", "level", "event") if key in event}
-    return msgspec.json.encode({**first, **event}, enc_hook=repr).decode()
+    try:
+        return msgspec.json.encode({**first, **event}, enc_hook=repr).decode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair, from a name in some client's JSON: escaped as it came.
+        return json.dumps({**first, **event}, default=repr)

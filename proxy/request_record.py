@@ -102,6 +102,10 @@ class RequestRecord:
         """The exchange with the engine is over."""
         self.outcome, self.engine_status, self.reason = outcome.end.value, outcome.status, outcome.reason
 
+    def asks_for(self, model: str) -> None:
+        """The model by the client's word: any text, so half a surrogate pair is replaced."""
+        self.model = model.encode("utf-8", "replace").decode()
+
     def gave_up(self, outcome: str, reason: str) -> None:
         """It was not forwarded, or the client went before it was."""
         self.outcome, self.reason = str(outcome), reason

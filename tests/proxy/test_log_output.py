@@ -124,3 +124,10 @@ def test_it_remembers_a_bounded_number_of_warnings() -> None:
     for number in range(3 * MAX_EVENTS):
         assert passed(limit, str(number)) is not None
     assert len(limit._seen) <= MAX_EVENTS
+
+
+def test_whatever_stands_in_a_field_a_line_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info", "json")
+    structlog.get_logger().info("it happened", model="\ud800", odd={"a": {1}}, raw=b"\xff")
+    (line,) = told(capsys)
+    assert line["event"] == "it happened"

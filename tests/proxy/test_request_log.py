@@ -198,3 +198,10 @@ async def test_what_nobody_foresaw_is_told_too(lines: list[Any]) -> None:
     with pytest.raises(RuntimeError):
         await wrapped(scope, None, None)  # type: ignore[arg-type]
     assert of_requests(lines)[0]["outcome"] == "unexpected"
+
+
+async def test_a_model_of_half_a_surrogate_pair_has_its_line_too(tmp_path: Path, lines: list[Any]) -> None:
+    async with whole_proxy(tmp_path) as it:
+        body = b'{"model": "\\ud800x", "messages": [{"role": "user", "content": "hi"}]}'
+        assert (await it.data.post("/v1/chat/completions", content=body)).status_code == 200
+        assert (await until_line(it, lines, 1)).get("model", "?x") == "?x"
