@@ -62,7 +62,15 @@ class SuitesEnvironment:
         stamp.unlink(missing_ok=True)
         report(f"installing {self.constraints.name} into {self.root.name} (some minutes the first time)")
         subprocess.run([sys.executable, "-m", "venv", self.root / "venv"], check=True)
-        pip = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        pip: list[str | Path] = [
+            self.python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
         subprocess.run([*pip, "-r", self.constraints], check=True)
         for package in NODE_PACKAGES:
             self._unpack(package)

@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ SECONDS = 300.0
 """Bound of one suite on one way."""
 
 MODEL = OPTIONS.model_name
+ONE_ANSWER = frozenset({"content-length", "date"})
+"""Headers that are another in every answer."""
+
 FORMATS = {"chat": "openai-chat", "Responses": "open-responses", "Messages": "anthropic"}
 """llm-comply's names for the wire APIs."""
 
@@ -88,7 +92,11 @@ class Runner:
 
     def _llm_comply(self, spoken: str) -> Run:
         async def run(target: Target) -> Verdicts:
-            command = [self._environment.command("llm-comply"), "--base-url", f"{target.url}/v1"]
+            command: list[str | Path] = [
+                self._environment.command("llm-comply"),
+                "--base-url",
+                f"{target.url}/v1",
+            ]
             command += ["--api-key", "any", "--model", target.model, "--format", spoken, "--json"]
             return comply_verdicts(await self._output(command, returns=(0, 1)))
 
@@ -96,14 +104,19 @@ class Runner:
 
     def _python(self, script: str) -> Run:
         async def run(target: Target) -> Verdicts:
-            command = [self._environment.python, FOREIGN / script, target.url, target.model]
+            command: list[str | Path] = [self._environment.python, FOREIGN / script, target.url, target.model]
             return case_verdicts(await self._output(command), target.model, MODEL)
 
         return run
 
     async def _node(self, target: Target) -> Verdicts:
         variables = {"NODE_MODULES": str(self._environment.node_modules.absolute())}
-        command = [self._environment.node, FOREIGN / "openai_node.mjs", target.url, target.model]
+        command: list[str | Path] = [
+            self._environment.node,
+            FOREIGN / "openai_node.mjs",
+            target.url,
+            target.model,
+        ]
         return case_verdicts(await self._output(command, variables), target.model, MODEL)
 
     async def _schemathesis(self, target: Target) -> Verdicts:
@@ -111,7 +124,7 @@ class Runner:
             schema = (await client.get(f"{target.url}/openapi.json")).json()
         report = self._run_dir / "schemathesis.ndjson"
         report.unlink(missing_ok=True)
-        command = [self._environment.command("schemathesis")]
+        command: list[str | Path] = [self._environment.command("schemathesis")]
         command += ["--config-file", FOREIGN / "schemathesis.toml", "run", f"{target.url}/openapi.json"]
         for path in schema["paths"]:
             if is_engine_admin(path):
@@ -187,12 +200,12 @@ def _renamed(value: Any, asked_for: str, model: str) -> Any:
     return value.replace(asked_for, model) if isinstance(value, str) else value
 
 
-def operation_verdicts(events: Any) -> Verdicts:
-    """From schemathesis' NDJSON: by phase and operation its status, the checks that failed, and each answer.
+def operation_verdicts(events: Iterable[Mapping[str, Any]]) -> Verdicts:
+    """From schemathesis' NDJSON: by operation and phase its status, the checks that failed, and each answer.
 
-    Answers are compared one by one, in the order in which they were asked for, as far as two runs can agree:
-    request, status and content type. A digest stands for the requests, so that a run that asked for something
-    else is seen.
+    Answers are compared one by one in the order of their requests, which is the same in each run: status,
+    headers, and of a refusal the body. A digest stands for the requests, so that a run that asked for
+    something else is seen.
     """
     found: dict[str, Verdict] = {}
     for event in events:
@@ -200,27 +213,32 @@ def operation_verdicts(events: Any) -> Verdicts:
         if scenario is None or scenario["status"] == "skip":
             continue
         recorder = scenario["recorder"]
-        asked = hashlib.sha256()
-        answers: list[str] = []
-        for each in recorder.get("interactions", {}).values():
-            request, response = each["request"], each.get("response") or {}
-            parts = urlsplit(request["uri"])
-            asked.update(
-                json.dumps([request["method"], parts.path, parts.query, request.get("body")]).encode()
-            )
-            media = (response.get("headers", {}).get("content-type") or ["none"])[0]
-            answers.append(f"{request['method']} {response.get('status_code', 'no answer')} {media}")
-        failed = sorted(
+        exchanges = list(recorder.get("interactions", {}).values())
+        checks = [each for checks in recorder.get("checks", {}).values() for each in checks]
+        found[f"{recorder['label']} ({scenario['phase']})"] = Verdict(
+            {"success": "passed", "failure": "failed"}.get(scenario["status"], scenario["status"]),
             {
-                check["name"]
-                for checks in recorder.get("checks", {}).values()
-                for check in checks
-                if check["status"] != "success"
-            }
-        )
-        name = f"{recorder['label']} ({scenario['phase']})"
-        saw = {"failed checks": failed, "requests": asked.hexdigest(), "answers": answers}
-        found[name] = Verdict(
-            {"success": "passed", "failure": "failed"}.get(scenario["status"], scenario["status"]), saw
+                "failed checks": sorted({each["name"] for each in checks if each["status"] != "success"}),
+                "requests": _digest([_request(each["request"]) for each in exchanges]),
+                "answers": [_answer(each.get("response")) for each in exchanges],
+            },
         )
     return found
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _request(request: Mapping[str, Any]) -> list[object]:
+    parts = urlsplit(request["uri"])
+    return [request["method"], parts.path, parts.query, request.get("body")]
+
+
+def _answer(response: Mapping[str, Any] | None) -> dict[str, Any]:
+    if response is None:
+        return {"status": "no answer"}
+    headers = {name: each for name, each in response["headers"].items() if name not in ONE_ANSWER}
+    refused = response["status_code"] >= 400
+    body = b64decode(response["content"]["$base64"]).decode(errors="replace") if refused else ""
+    return {"status": response["status_code"], "headers": headers, "body": body}

@@ -31,6 +31,13 @@ OPTIONS = StackOptions(
     ),
 )
 LITELLM_SECONDS = 180.0
+LITELLM_VARIABLES = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_LOG": "ERROR",
+    # It listens on loopback only and ends with the run; clients keep the key that they have.
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    "NO_PROXY": LOOPBACK,
+}
 THROUGH = "through"
 """LiteLLM's name for the model on the way through the proxy; by its own name it is asked directly."""
 
@@ -91,7 +98,7 @@ async def running_world(environment: SuitesEnvironment, run_dir: Path) -> AsyncI
                 *(str(environment.command("litellm")), "--config", str(written.absolute())),
                 *("--host", LOOPBACK, "--port", str(litellm_port), "--telemetry", "False"),
             ],
-            {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": LOOPBACK, "LITELLM_LOG": "ERROR"},
+            LITELLM_VARIABLES,
             (run_dir / "litellm.log").absolute(),
             f"{litellm}/health/liveliness",
         )

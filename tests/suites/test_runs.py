@@ -1,6 +1,7 @@
 """Reports of foreign suites become verdicts in which only what two runs share is compared."""
 
 import json
+from base64 import b64encode
 
 from suites.runs import case_verdicts, comply_verdicts, operation_verdicts
 from suites.verdicts import differences
@@ -34,7 +35,9 @@ def test_the_models_name_on_the_other_way_is_no_difference():
 
 def scenario(port: int, body: str = "a", status: int = 200, check: str = "success") -> dict[str, object]:
     request = {"method": "POST", "uri": f"http://127.0.0.1:{port}/tokenize?a=1", "body": body}
-    response = {"status_code": status, "headers": {"content-type": ["application/json"]}}
+    answer = {"$base64": b64encode(b"{}").decode()}
+    headers = {"content-type": ["application/json"], "date": [f"day {port}"]}
+    response = {"status_code": status, "headers": headers, "content": answer}
     recorder = {
         "label": "POST /tokenize",
         "checks": {"x": [{"name": "not_a_server_error", "status": check}]},
