@@ -15,7 +15,7 @@ from pathlib import Path
 
 from proxy.cli import configure_logging
 from suites.environment import SuitesEnvironment
-from suites.runs import Runner, Suite, SuiteBroken
+from suites.runs import Run, Runner, Suite, SuiteBroken, Target
 from suites.verdicts import (
     ABSENT,
     Difference,
@@ -90,6 +90,7 @@ async def compare(only: str, run_dir: Path) -> int:
     found: list[tuple[Difference, Explanation | None]] = []
     broken: list[str] = []
     num_cases = 0
+    seen: dict[tuple[Run, Target], Verdicts] = {}
     async with running_world(environment, run_dir) as world:
         say(f"ready after {time.monotonic() - began:.0f} s")
         runner = Runner(environment, run_dir)
@@ -98,7 +99,9 @@ async def compare(only: str, run_dir: Path) -> int:
                 continue
             suite_began = time.monotonic()
             try:
-                direct, through = await suite.run(suite.direct), await suite.run(suite.through)
+                if (suite.run, suite.direct) not in seen:
+                    seen[suite.run, suite.direct] = await suite.run(suite.direct)
+                direct, through = seen[suite.run, suite.direct], await suite.run(suite.through)
             except SuiteBroken as error:
                 broken.append(suite.name)
                 say(f"\n{suite.name}  {error}")

@@ -65,26 +65,20 @@ class Runner:
     def suites(self, world: World) -> list[Suite]:
         """The wire APIs first, then the clients, the fuzzer last."""
         engine, proxy = Target(world.engine, world.model), Target(world.proxy, world.model)
+        litellm = Target(world.litellm, world.model)
+        openai = self._python("openai_python.py")
         found = [
             Suite(f"llm-comply {api}", self._llm_comply(spoken), engine, proxy)
             for api, spoken in FORMATS.items()
         ]
         found += [
-            Suite("openai-python", self._python("openai_python.py"), engine, proxy),
+            Suite("openai-python", openai, engine, proxy),
             Suite("openai-node", self._node, engine, proxy),
             Suite("anthropic", self._python("anthropic_python.py"), engine, proxy),
             Suite("LiteLLM SDK before us", self._python("litellm_python.py"), engine, proxy),
+            Suite("LiteLLM proxy before us", openai, litellm, Target(world.litellm, THROUGH)),
             Suite(
-                "LiteLLM proxy before us",
-                self._python("openai_python.py"),
-                Target(world.litellm, world.model),
-                Target(world.litellm, THROUGH),
-            ),
-            Suite(
-                "LiteLLM proxy behind us",
-                self._python("openai_python.py"),
-                Target(world.litellm, world.model),
-                Target(world.proxy_before_litellm, world.model),
+                "LiteLLM proxy behind us", openai, litellm, Target(world.proxy_before_litellm, world.model)
             ),
             Suite("schemathesis", self._schemathesis, engine, proxy),
         ]

@@ -30,8 +30,8 @@ VOLATILE = frozenset(
 )
 """Members whose value is another in every answer: only their type is compared."""
 
-ONE_ANSWER = frozenset({"date", "content-length", "x-request-id"})
-"""Headers whose value belongs to one answer: only that they are there is compared."""
+ONE_ANSWER = ("date", "content-length", "x-request-id", "x-litellm-", "llm_provider-date")
+"""How headers begin whose value belongs to one answer: only that they are there is compared."""
 
 Case = Callable[[], Awaitable[Mapping[str, Any]] | Mapping[str, Any]]
 SECONDS = 60.0
@@ -55,7 +55,10 @@ def shape(value: Any) -> Any:
 
 def headers(found: Mapping[str, str]) -> dict[str, str]:
     """Names and values, lower case."""
-    return {key.lower(): "…" if key.lower() in ONE_ANSWER else value for key, value in sorted(found.items())}
+    return {
+        key.lower(): "…" if key.lower().startswith(ONE_ANSWER) else value
+        for key, value in sorted(found.items())
+    }
 
 
 def refusal(error: Exception) -> dict[str, Any]:

@@ -341,7 +341,7 @@ REFUSED = {
             }
         ]
     ),
-    "error: stream of a bad call": lambda: chat(stream=True, top_logprobs=-3),
+    "error: stream of a bad call": lambda: list(chat(stream=True, top_logprobs=-3)),
     "error: models: retrieve": lambda: CLIENT.models.retrieve(MODEL),
     "error: responses: unknown id": lambda: CLIENT.responses.retrieve("resp_unknown"),
     "error: responses: unknown previous": lambda: respond(previous_response_id="resp_unknown"),
