@@ -111,10 +111,12 @@ async def compare(only: str, run_dir: Path) -> int:
             found += explained
             marked = {difference.case for difference, _ in explained}
             show_table(suite, direct, through, marked, time.monotonic() - suite_began)
+            show_differences(explained)
     new = [difference for difference, explanation in found if explanation is None]
-    say(f"\n{len(found)} differences, {len(new)} of them not explained")
-    show_differences(found)
     say(f"\n{num_cases} cases on both ways in {time.monotonic() - began:.0f} s")
+    say(f"{len(found)} differences, {len(new)} of them not explained")
+    for difference in new:
+        say(f"  {difference.suite} | {difference.case} | {', '.join(difference.parts)}")
     if broken:
         say(f"did not come to their report: {', '.join(broken)}")
     return 1 if new or broken else 0
