@@ -54,14 +54,14 @@ def message_stream_helper() -> dict[str, Any]:
 
 def message_raw() -> dict[str, Any]:
     raw = CLIENT.messages.with_raw_response.create(**fields())
-    return {"status": raw.status_code, "headers": headers(raw.headers), "answer": shape(raw.parse())}
+    return {"status": raw.status_code, **headers(raw.headers), "answer": shape(raw.parse())}
 
 
 def message_raw_stream() -> dict[str, Any]:
     with CLIENT.messages.with_streaming_response.create(**fields(stream=True)) as raw:
         lines = list(raw.iter_lines())
     kinds = sorted({line for line in lines if line.startswith("event:")})
-    return {"status": raw.status_code, "headers": headers(raw.headers), "kinds": kinds, "last": lines[-2:]}
+    return {"status": raw.status_code, **headers(raw.headers), "kinds": kinds, "last": lines[-2:]}
 
 
 def message_options() -> dict[str, Any]:

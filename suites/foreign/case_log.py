@@ -23,12 +23,14 @@ VOLATILE = frozenset(
         "created_at",
         "item_id",
         "previous_response_id",
+        "prompt_tokens_details",
         "request_id",
         "response_id",
         "system_fingerprint",
     }
 )
-"""Members whose value is another in every answer: only their type is compared."""
+"""Members whose value is another in every answer, or whether the cache was warm: only that they are there is
+compared."""
 
 ONE_ANSWER = ("date", "content-length", "x-request-id", "x-litellm-", "llm_provider-date")
 """How headers begin whose value belongs to one answer: only that they are there is compared."""
@@ -54,11 +56,9 @@ def shape(value: Any) -> Any:
 
 
 def headers(found: Mapping[str, str]) -> dict[str, str]:
-    """Names and values, lower case."""
-    return {
-        key.lower(): "…" if key.lower().startswith(ONE_ANSWER) else value
-        for key, value in sorted(found.items())
-    }
+    """Each header as a part of its own, so that a difference names it."""
+    lower = {key.lower(): value for key, value in found.items()}
+    return {f"header {key}": "…" if key.startswith(ONE_ANSWER) else lower[key] for key in sorted(lower)}
 
 
 def refusal(error: Exception) -> dict[str, Any]:

@@ -9,6 +9,7 @@ const client = new OpenAI({ baseURL: `${baseURL}/v1`, apiKey: 'any', maxRetries:
 
 const VOLATILE = new Set([
   'id', 'call_id', 'cached_tokens', 'completed_at', 'created', 'created_at', 'item_id', 'request_id', '_request_id',
+  'prompt_tokens_details',
 ])
 const ONE_ANSWER = new Set(['date', 'content-length', 'x-request-id'])
 const SAID = 'Zeile eins\nline two: naïve 😀 café, 日本語'
@@ -25,11 +26,11 @@ function shape(value) {
   if (Array.isArray(value)) return value.map(shape)
   if (value === null || typeof value !== 'object') return value
   const members = Object.entries(value).sort(([a], [b]) => (a < b ? -1 : 1))
-  return Object.fromEntries(members.map(([key, each]) => [key, VOLATILE.has(key) ? typeof each : shape(each)]))
+  return Object.fromEntries(members.map(([key, each]) => [key, VOLATILE.has(key) ? '…' : shape(each)]))
 }
 
 function headers(found) {
-  return Object.fromEntries([...found].map(([key, each]) => [key, ONE_ANSWER.has(key) ? '…' : each]).sort())
+  return Object.fromEntries([...found].map(([key, each]) => [`header ${key}`, ONE_ANSWER.has(key) ? '…' : each]).sort())
 }
 
 async function gathered(stream) {
@@ -77,12 +78,12 @@ const cases = {
   },
   'chat: with response': async () => {
     const { data, response } = await client.chat.completions.create(body).withResponse()
-    return { answer: shape(data), status: response.status, headers: headers(response.headers) }
+    return { answer: shape(data), status: response.status, ...headers(response.headers) }
   },
   'chat: as response': async () => {
     const response = await client.chat.completions.create({ ...body, stream: true }).asResponse()
     const lines = (await response.text()).split('\n')
-    return { status: response.status, headers: headers(response.headers), last: lines.slice(-3) }
+    return { status: response.status, ...headers(response.headers), last: lines.slice(-3) }
   },
   'chat: tools': async () => ({
     answer: shape(await client.chat.completions.create({ ...body, tools, ...says(CALLED) })),

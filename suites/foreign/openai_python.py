@@ -92,7 +92,7 @@ def chat_raw() -> dict[str, Any]:
     raw = CLIENT.chat.completions.with_raw_response.create(
         model=MODEL, messages=QUESTION, extra_body=says(SAID), max_tokens=64
     )
-    return {"status": raw.status_code, "headers": headers(raw.headers), "answer": shape(raw.parse())}
+    return {"status": raw.status_code, **headers(raw.headers), "answer": shape(raw.parse())}
 
 
 def chat_raw_stream() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def chat_raw_stream() -> dict[str, Any]:
     ) as raw:
         lines = list(raw.iter_lines())
     kinds = sorted({line.split(":")[0] for line in lines})
-    return {"status": raw.status_code, "headers": headers(raw.headers), "kinds": kinds, "last": lines[-2:]}
+    return {"status": raw.status_code, **headers(raw.headers), "kinds": kinds, "last": lines[-2:]}
 
 
 def chat_options() -> dict[str, Any]:
@@ -280,7 +280,7 @@ def responses_items() -> dict[str, Any]:
 
 def responses_raw() -> dict[str, Any]:
     raw = CLIENT.responses.with_raw_response.create(model=MODEL, input="Which file?", max_output_tokens=8)
-    return {"status": raw.status_code, "headers": headers(raw.headers)}
+    return {"status": raw.status_code, **headers(raw.headers)}
 
 
 async def responses_async() -> dict[str, Any]:
