@@ -23,8 +23,11 @@ SECONDS = 300.0
 """Bound of one suite on one way."""
 
 MODEL = OPTIONS.model_name
-ONE_ANSWER = frozenset({"content-length", "date"})
-"""Headers that are another in every answer."""
+ONE_ANSWER = ("content-length", "date")
+"""How headers begin that are another in every answer."""
+
+OURS = ("x-kv-", "server-timing")
+"""How the headers begin that the proxy adds, see `docs/wire.md`. The clients' cases show them, explained."""
 
 FORMATS = {"chat": "openai-chat", "Responses": "open-responses", "Messages": "anthropic"}
 """llm-comply's names for the wire APIs."""
@@ -232,7 +235,8 @@ def _request(request: Mapping[str, Any]) -> list[object]:
 def _answer(response: Mapping[str, Any] | None) -> dict[str, Any]:
     if response is None:
         return {"status": "no answer"}
-    headers = {name: each for name, each in response["headers"].items() if name not in ONE_ANSWER}
+    found = response["headers"].items()
+    headers = {name: each for name, each in found if not name.startswith(ONE_ANSWER + OURS)}
     refused = response["status_code"] >= 400
     body = b64decode(response["content"]["$base64"]).decode(errors="replace") if refused else ""
     return {"status": response["status_code"], "headers": headers, "body": body}

@@ -32,7 +32,14 @@ VOLATILE = frozenset(
 """Members whose value is another in every answer, or whether the cache was warm: only that they are there is
 compared."""
 
-ONE_ANSWER = ("date", "content-length", "x-request-id", "x-litellm-", "llm_provider-date")
+ONE_ANSWER = (
+    "date",
+    "content-length",
+    "x-request-id",
+    "x-litellm-",
+    "llm_provider-date",
+    "llm_provider-content-length",
+)
 """How headers begin whose value belongs to one answer: only that they are there is compared."""
 
 Case = Callable[[], Awaitable[Mapping[str, Any]] | Mapping[str, Any]]
