@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import OrderedDict
+from typing import TypeAlias
 
+from engine_bridge.mapping.anthropic import MessagesPrompt
 from engine_bridge.mapping.mapper import ChatMapper, MappingState
+from engine_bridge.mapping.plain import PlainPrompt
 from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.ranges import MappedPrompt
 from engine_bridge.mapping.workers import RenderWorkers
@@ -16,6 +19,10 @@ INLINE_CHARS = 16_384
 
 INLINE_MESSAGES = 64
 """Messages that are normalised or rendered again on the event loop."""
+
+
+Prompt: TypeAlias = ChatPrompt | PlainPrompt | MessagesPrompt
+"""What can be mapped, each as its API asks for it."""
 
 
 class _Context:
@@ -43,7 +50,7 @@ class MappingService:
         self._sizes: dict[str, int] = {}
         self._total = 0
 
-    async def map(self, state_key: str, prompt: ChatPrompt) -> MappedPrompt:
+    async def map(self, state_key: str, prompt: Prompt) -> MappedPrompt:
         """Tokens, ranges and keys of the next prompt of a context. Raises `Unmappable`."""
         context = self._contexts.get(state_key)
         if context is None:
@@ -64,8 +71,15 @@ class MappingService:
             self._account(state_key, context)
         return mapped
 
-    async def _map(self, state: MappingState, prompt: ChatPrompt) -> MappedPrompt:
+    async def _map(self, state: MappingState, prompt: Prompt) -> MappedPrompt:
         mapper = self._mapper
+        if isinstance(prompt, PlainPrompt):
+            if len(prompt.given) > INLINE_CHARS:
+                return await asyncio.to_thread(mapper.map_plain, prompt, state)
+            return mapper.map_plain(prompt, state)
+        if isinstance(prompt, MessagesPrompt):
+            converted = mapper.converted(prompt)
+            return converted.by_client_message(await self._map(state, converted.prompt))
         if len(prompt.messages) - len(state.history.raw) > INLINE_MESSAGES:
             prepared = await asyncio.to_thread(mapper.prepare, prompt, state)
         else:
