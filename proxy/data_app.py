@@ -1,17 +1,20 @@
-"""The data listener: the engine's whole surface, with the lifecycle of chat calls beside it."""
+"""The data listener: the engine's whole surface, with the lifecycle of calls beside it."""
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
+import msgspec
 import structlog
 
 from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
-from proxy.body_edit import RETURN_TOKEN_IDS, SESSION_ID, RequestEdit, edit_request_body
-from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, decode_body, read_chat_call
+from proxy.body_edit import RETURN_TOKEN_IDS, RequestEdit, edit_request_body
+from proxy.call_readers import READERS, read_calls
 from proxy.engine_connection import Headers
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
+from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode_body
 from proxy.forward import Send, forward_call, pipe
 from proxy.harness import harness_of
 from proxy.lifecycle_fields import read_lifecycle_fields
@@ -20,6 +23,7 @@ from proxy.modes import Modes
 from proxy.ops_api import OpsApi
 from proxy.problems import openai_error, send_response
 from proxy.request_body import Receive, Scope, read_body
+from proxy.tracked_batch import TrackedBatch, fields_of_prompt
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
 from proxy.upstream import Upstream
@@ -28,11 +32,7 @@ log = structlog.get_logger(__name__)
 
 FIRST_ERROR_STATUS = 400
 
-CHAT_PATH = "/v1/chat/completions"
-
-INFERENCE_PATHS = frozenset(
-    (CHAT_PATH, "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate", "/generate")
-)
+INFERENCE_PATHS = frozenset((*READERS, "/v1/responses", "/inference/v1/generate", "/generate"))
 """Paths whose bodies may carry KV parameters and whose tokens land in the cache."""
 
 ENGINE_ADMIN_PREFIXES = (
@@ -117,19 +117,21 @@ class DataApp:
         body = await read_body(scope, receive, self._max_body_bytes)
         arrived = time.perf_counter()
         mode = Mode.BYPASS
-        call: TrackedCall | None = None
+        calls: Sequence[TrackedCall] = ()
         salt = ""
         untracked: list[Namespace] = []
         try:
-            chat = await self._chat(scope["path"], body)
-            model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else _hints(body)
+            asked, reason = await self._asked(scope["path"], body)
+            model, client_salt = (
+                (asked[0].model, asked[0].document.get(CACHE_SALT)) if asked else _hints(body)
+            )
             salt = self.salt(caller.tenant, client_salt)
             mode = self._modes.of(model, caller.tenant)
             namespace = self._tracking.namespace(model, salt)
-            if chat is not None and mode is not Mode.BYPASS:
-                call = await self._begin(caller.tenant, namespace, chat, scope["headers"])
+            if asked and mode is not Mode.BYPASS:
+                calls = await self._begin(caller.tenant, namespace, asked, scope["headers"])
             else:
-                reason = "bypass" if mode is Mode.BYPASS else f"{scope['path']} is not followed"
+                reason = "bypass" if mode is Mode.BYPASS else reason
                 self._metrics.untracked.inc()
                 untracked.append(namespace)
                 if self._tracking.untracked.knows(model):
@@ -140,6 +142,7 @@ class DataApp:
             salt = self.salt(caller.tenant, _hints(body)[1])
             with suppress(Exception):
                 self._tracking.untracked.note(None, "tracking failed")
+        call = calls[0] if calls else None
         edit = self._edit(salt, call)
         edited = await edit_request_body(body, edit)
         held = time.perf_counter() - arrived
@@ -157,35 +160,40 @@ class DataApp:
             edited.body,
             credentials=self._auth.upstream_credentials(),
             response_headers=added if mode is not Mode.BYPASS else None,
-            observer=call,
+            observer=TrackedBatch(calls) if len(calls) > 1 else call,
             cut_ids=call is not None and call.asks_ids,
         )
         if untracked and 0 < outcome.status < FIRST_ERROR_STATUS:
             # A name that is not ours held us up only if the engine knew it: a typo must not stop reclaim.
             self._tracking.untracked.note(untracked[0], f"inference of {untracked[0].model!r}")
 
-    async def _chat(self, path: str, body: bytes) -> ChatCall | None:
-        """The call if it can be followed; reading is spared while everything is bypassed."""
-        if path != CHAT_PATH or self._modes.pipes_everything:
-            return None
+    async def _asked(self, path: str, body: bytes) -> tuple[Sequence[FollowedCall], str]:
+        """The calls if they can be followed, or why not; reading is spared while everything is bypassed."""
+        if self._modes.pipes_everything:
+            return (), "bypass"
         try:
-            return await read_chat_call(body, self._hasher)
-        except NotAChatCall:
-            return None
+            return await read_calls(path, body, self._hasher), ""
+        except NotFollowed as reason:
+            return (), str(reason)
 
     async def _begin(
-        self, tenant: str, namespace: Namespace, chat: ChatCall, headers: Headers
-    ) -> TrackedCall:
-        fields = read_lifecycle_fields(headers, chat.lifecycle)
-        request = self._tracking.request(tenant, namespace, chat, fields, harness_of(headers))
-        return await self._tracking.begin(request)
+        self, tenant: str, namespace: Namespace, asked: Sequence[FollowedCall], headers: Headers
+    ) -> Sequence[TrackedCall]:
+        said = read_lifecycle_fields(headers, asked[0].lifecycle)
+        said = msgspec.structs.replace(said, pins=(*asked[0].pins, *said.pins))
+        harness = harness_of(headers)
+        requests = [
+            self._tracking.request(tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness)
+            for at, each in enumerate(asked)
+        ]
+        return [await self._tracking.begin(request) for request in requests]
 
     def _edit(self, salt: str, call: TrackedCall | None) -> RequestEdit:
         fields: dict[str, object] = {CACHE_SALT: salt} if salt else {}
         if call is not None and call.asks_ids:
             fields[RETURN_TOKEN_IDS] = True
-        if call is not None and call.session_id:
-            fields[SESSION_ID] = call.session_id
+        if call is not None:
+            fields |= call.label()
         if call is None or call.bypass_from_token is None:
             return RequestEdit(fields=fields)
         return RequestEdit(fields=fields, transfer_params={MAX_OFFLOAD_TOKENS: call.bypass_from_token})
@@ -202,7 +210,7 @@ def _hints(body: bytes) -> tuple[str, object]:
     """Model and client's salt of a body that is not followed, as far as it can be read."""
     try:
         document = decode_body(body)
-    except NotAChatCall:
+    except NotFollowed:
         return "", None
     if not isinstance(document, dict):
         return "", None

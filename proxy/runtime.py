@@ -27,9 +27,9 @@ from lifecycle.store.opening import open_log
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Mode
 from proxy.auth import Authenticator
-from proxy.chat_request import MessageHasher
 from proxy.config import Config, api_key
 from proxy.declarations import Declarations, PinTerms
+from proxy.followed_call import MessageHasher
 from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
 from proxy.hold_watch import HoldWatch
 from proxy.lineage import LineageIndex

@@ -32,9 +32,9 @@ from lifecycle.ports import IdSource
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
-from proxy.answer_tap import AnswerFacts, Usage
-from proxy.chat_request import ChatCall, MessageHasher
+from proxy.answer_facts import AnswerFacts, Usage
 from proxy.declarations import Declarations
+from proxy.followed_call import FollowedCall, MessageHasher
 from proxy.identity import LineageIndex, identify
 from proxy.lifecycle_fields import LifecycleFields
 from proxy.mailbox import Mailboxes
@@ -95,10 +95,10 @@ class Tracking:
         return Namespace(model, salt, fingerprint or self.tracker.contexts.fingerprint_of(model))
 
     def request(
-        self, tenant: str, namespace: Namespace, chat: ChatCall, fields: LifecycleFields, harness: str = ""
+        self, tenant: str, namespace: Namespace, asked: FollowedCall, fields: LifecycleFields, harness: str
     ) -> CallRequest:
         """Find out whose call it is. Known at once: nothing here waits."""
-        identity = identify(tenant, fields, chat, self._lineage)
+        identity = identify(tenant, fields, asked, self._lineage)
         call_id = fields.call or self._ids.new("call")
         context_id = identity.context_id or self._ids.new("ctx")
         known = self.tracker.contexts.find(ContextKey(tenant, context_id), namespace)
@@ -108,7 +108,7 @@ class Tracking:
             known = None
         uid = known.uid if known is not None else self._ids.new("c")
         one_off = fields.one_off or (known is not None and known.one_off)
-        self._lineage.observe_call(tenant, context_id, call_id, chat)
+        self._lineage.observe_call(tenant, context_id, call_id, asked)
         return CallRequest(
             tenant=tenant,
             mode=self._modes.of_context(uid, namespace.model, tenant),
@@ -118,8 +118,8 @@ class Tracking:
             identity=msgspec.structs.replace(identity, context_id=context_id),
             uid=uid,
             call_id=call_id,
-            awaits_plan=one_off or fields.seq is not None,
-            chat=chat,
+            awaits_plan=asked.num_prompts == 1 and (one_off or fields.seq is not None),
+            asked=asked,
             fields=fields,
         )
 
@@ -130,9 +130,9 @@ class Tracking:
         it: then when that is recorded, and no later than the plan's wait.
         """
         call = TrackedCall(request, self._first_token, self._end)
-        call.asks_ids = self._mapper.asks_engine(request.chat, request.mode)
+        call.asks_ids = self._mapper.asks_engine(request.asked, request.mode)
         labels = request.mode is Mode.ENFORCE and bool(self._reclaimer.capabilities.level)
-        if labels and can_be_labelled(request.chat):
+        if labels and can_be_labelled(request.asked):
             call.session_id = self._ids.new("s")
         if request.mode is Mode.ENFORCE and request.awaits_plan:
             with suppress(TimeoutError):
@@ -179,10 +179,10 @@ class Tracking:
                 CallArrival(
                     at_ns=self.tracker.clock.now_ns(),
                     call_id=request.call_id,
-                    head=request.chat.head,
-                    messages=request.chat.facts,
-                    streamed=request.chat.stream,
-                    num_choices=request.chat.num_choices,
+                    head=request.asked.head,
+                    messages=request.asked.facts,
+                    streamed=request.asked.stream,
+                    num_choices=request.asked.num_choices,
                     closes=fields.close,
                     one_off=fields.one_off,
                     pins=fields.pins,
@@ -365,7 +365,7 @@ class Tracking:
             cached_tokens=-1 if usage.cached_tokens is None else usage.cached_tokens,
             completed=end is CallEnd.COMPLETED,
             output_tokens=usage.completion_tokens,
-            num_choices=call.request.chat.num_choices,
+            num_choices=call.request.asked.num_choices,
             stored_limit=call.bypass_from_token,
         )
         try:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.answer_tap import AnswerFacts, AnswerTap, ToolCallFact
+from proxy.answer_facts import AnswerFacts, ToolCallFact
+from proxy.answer_tap import AnswerTap
 from tests.proxy.scripted_upstream import DONE, chat_answer, chat_chunks, sse
 
 
