@@ -56,11 +56,11 @@ class FollowedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A request whose prompt is a list of messages, whatever API it speaks.
 
     `document` is the whole decoded body; `head` digests what decides the prompt besides the messages.
-    `prompt` tells how its tokens are found, or raises `Unmappable`. `lifecycle` is the decoded `kv_lifecycle`, None if
-    there was none; `pins` are leases that the API's own fields ask for. `num_prompts` counts the prompts that
-    share the request: each is followed as a call of its own. `wants_token_ids` says that the client reads the
-    engine's token ids itself, `tells_token_ids` that the API has them at all. `label_field` is the member of
-    the body by which the engine takes a session's label.
+    `prompt` tells how its tokens are found, or raises `Unmappable`. `lifecycle` is the decoded object of that
+    name, None if there was none; `pins` are leases that the API's own fields ask for. `num_prompts` counts
+    the prompts that share the request: each is followed as a call of its own. `wants_token_ids` says that the
+    client reads the engine's token ids itself, `tells_token_ids` that the API has them at all. `label_field`
+    is the member of the body by which the engine takes a session's label.
     """
 
     document: Mapping[str, Any]

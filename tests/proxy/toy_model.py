@@ -4,7 +4,7 @@ what the engine computes."""
 import asyncio
 import json
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,8 @@ def write_model(directory: Path, template: str = TEMPLATE) -> Path:
 class ToyEngine:
     """Answers chat calls with `answer`, and keeps what it computed in `cache` by its own arithmetic.
 
-    A stream that `holds` stops behind its first piece, until the client hangs up.
+    A stream that `holds` stops behind its first piece, until the client hangs up. `before` is awaited before
+    a completion is computed.
     `report` is told every new block of the engine's own memory, as its event stream would.
     """
 
@@ -61,6 +62,7 @@ class ToyEngine:
     report: Callable[[EventBatch], None] = lambda batch: None
     answer: Callable[[dict[str, Any]], str] = lambda body: "ok"
     holds: Callable[[dict[str, Any]], bool] = lambda body: False
+    before: Callable[[], Awaitable[None]] | None = None
     bodies: list[bytes] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     hits: list[int] = field(default_factory=list)
@@ -76,13 +78,24 @@ class ToyEngine:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def prompt(self, body: dict[str, Any]) -> list[int]:
+        """The prompt of a body: of a chat, a completion of one prompt, or a Messages call of plain texts."""
+        given = body.get("prompt")
+        if isinstance(given, str):
+            ids: list[int] = self._tokenizer.encode(given, add_special_tokens=False).ids
+            return ids
+        if given is not None:
+            return list(given)
+        system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
+        return self.tokens([*system, *({**m, "content": _text_of(m["content"])} for m in body["messages"])])
+
     def keys(self, messages: list[dict[str, Any]]) -> list[bytes]:
         """The chain of chunk keys of a list's prompt."""
         return split_keys(chunk_keys(array("I", self.tokens(messages)), CHUNK))
 
     def compute(self, body: dict[str, Any], text: str) -> tuple[int, int]:
         """Store a call's tokens; answers how many the prompt has and how many were there."""
-        prompt = self.tokens(body["messages"])
+        prompt = self.prompt(body)
         self.prompts.append(prompt)
         generated = self._tokenizer.encode(text, add_special_tokens=False).ids
         keys = split_keys(chunk_keys(array("I", prompt), CHUNK))
@@ -91,7 +104,9 @@ class ToyEngine:
         limit = body.get(KV_TRANSFER_PARAMS, {}).get(MAX_OFFLOAD_TOKENS)
         computed = [*prompt, *generated[:-1]]
         self.cache.store(chunk_keys(array("I", computed if limit is None else computed[:limit]), CHUNK))
-        self._tell_blocks(computed, hit, body.get("session_id"))
+        self._tell_blocks(
+            computed, hit, body.get("session_id") or (body.get("vllm_xargs") or {}).get("session_id")
+        )
         return len(prompt), hit
 
     def _tell_blocks(self, tokens: list[int], num_loaded: int, session_id: str | None) -> None:
@@ -129,6 +144,12 @@ class ToyEngine:
         elif path == b"/v1/chat/completions":
             self.bodies.append(body)
             await self.chat(exchange, json.loads(body))
+        elif path == b"/v1/completions" and b'"prompt"' in body:
+            self.bodies.append(body)
+            await self.completion(exchange, json.loads(body))
+        elif path == b"/v1/messages" and b'"messages"' in body:
+            self.bodies.append(body)
+            await self.message(exchange, json.loads(body))
         else:
             self.bodies.append(body)
             await exchange.respond_json({"path": path.decode()})
@@ -161,3 +182,60 @@ class ToyEngine:
             await exchange.respond_json(
                 {**base, "object": "chat.completion", "choices": [choice], "usage": usage}
             )
+
+    async def completion(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        """One completion, of one prompt or of several, not streamed."""
+        given = body["prompt"]
+        several = isinstance(given, list) and not isinstance(given[0], int)
+        prompts = given if several else [given]
+        if self.before is not None:
+            await self.before()
+        text, counted, hit = self.answer(body), 0, 0
+        for each in prompts:
+            length, hit = self.compute({**body, "prompt": each}, text)
+            counted += length
+        choices = [{"index": n, "text": text, "finish_reason": "stop"} for n in range(len(prompts))]
+        usage = {
+            "prompt_tokens": counted,
+            "completion_tokens": len(text) * len(prompts),
+            "prompt_tokens_details": {"cached_tokens": hit},
+        }
+        await exchange.respond_json(
+            {"id": "cmpl-toy", "object": "text_completion", "model": NAME, "choices": choices, "usage": usage}
+        )
+
+    async def message(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        """One Messages call, streamed or not."""
+        text = self.answer(body)
+        num_prompt, hit = self.compute(body, text)
+        usage = {
+            "input_tokens": num_prompt - hit,
+            "output_tokens": len(text.encode()),
+            "cache_read_input_tokens": hit,
+        }
+        head = {"id": "msg_toy", "type": "message", "role": "assistant", "model": NAME}
+        block = {"type": "text", "text": text}
+        if not body.get("stream"):
+            await exchange.respond_json(
+                {**head, "content": [block], "stop_reason": "end_turn", "usage": usage}
+            )
+            return
+        delta = {"type": "text_delta", "text": text}
+        await exchange.start_stream()
+        for event in (
+            {
+                "type": "message_start",
+                "message": {**head, "content": [], "usage": {**usage, "output_tokens": 0}},
+            },
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+            {"type": "content_block_delta", "index": 0, "delta": delta},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage},
+            {"type": "message_stop"},
+        ):
+            await exchange.chunk(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+        await exchange.end_stream()
+
+
+def _text_of(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(block["text"] for block in content)
