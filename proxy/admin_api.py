@@ -24,6 +24,7 @@ from proxy.config import ModeRule
 from proxy.erasure import erase_tenant, observe_now
 from proxy.errors import Forbidden, InvalidRequest, MethodRefused, NoSuchPath, ProxyError
 from proxy.forward import Send
+from proxy.key_watch import is_address
 from proxy.lifecycle_fields import parse_span
 from proxy.presentation import (
     call_view,
@@ -86,13 +87,17 @@ class AdminGuard:
         host = next((v.decode("latin-1") for n, v in headers if n == b"host"), "")
         name = urlsplit(f"//{host}").hostname or ""
         bound = self._runtime.config.admin.host
-        if self._runtime.auth.open and name not in LOCAL_NAMES and name != bound:
+        if self._runtime.auth.open and name not in LOCAL_NAMES and name != bound and not self._far(name):
             raise Forbidden(f"the admin API answers on {bound} only, not as {name!r}")
         origin = next((v.decode("latin-1") for n, v in headers if n == b"origin"), "")
         if origin and urlsplit(origin).netloc != host:
             raise Forbidden("another site's page must not steer the admin API")
         if scope["path"] not in OPEN_PATHS:
             self._runtime.auth.authenticate(headers).require(KeyScope.ADMIN)
+
+    def _far(self, name: str) -> bool:
+        """Whether it is reached from elsewhere by permission: by address, for names can be pointed at us."""
+        return self._runtime.config.keyless_network and is_address(name)
 
 
 def create_admin_app(runtime: Runtime) -> FastAPI:
@@ -117,7 +122,7 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
                 "control": runtime.self_test.ok,
                 "level": runtime.cache.capabilities.level,
                 "problems": runtime.problems,
-                "warnings": (*runtime.read_models.warnings, *runtime.log_keeper.warnings),
+                "warnings": runtime.warnings,
                 **runtime.modes.describe(),
             }
         )

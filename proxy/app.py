@@ -16,13 +16,13 @@ from proxy.admin_api import AdminGuard, create_admin_app
 from proxy.config import Config, InvalidConfig, Listener
 from proxy.data_app import DataApp
 from proxy.following import LogOpener
+from proxy.http_server import HandoverProtocol
 from proxy.ops_api import OpsApi
 from proxy.runtime import Runtime, open_runtime
 from proxy.tasks import owned_tasks
 
 log = structlog.get_logger(__name__)
 
-LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 DRAIN_SECONDS = 30
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
@@ -48,7 +48,8 @@ def create_data_app(runtime: Runtime) -> DataApp:
         runtime.modes,
         runtime.hasher,
         runtime.metrics,
-        OpsApi(runtime.declarations, runtime.auth),
+        OpsApi(runtime.declarations, runtime.auth, runtime.limits),
+        runtime.limits,
         frozenset(t.name for t in config.tenants if t.isolation == "salt"),
         config.upstream.max_body_bytes,
     )
@@ -63,13 +64,6 @@ async def serving(
     `cache` stands in for the driver that the configuration names, `opener` for what opens its log. Raises
     `InvalidConfig`, also for an address that everybody could use without a key, or that is taken.
     """
-    if not config.api_keys:
-        for listener in (config.data, config.admin):
-            if listener.host not in LOOPBACK:
-                raise InvalidConfig(
-                    f"{listener.host}: without api_keys only loopback addresses are served; "
-                    "configure api_keys, or bind 127.0.0.1"
-                )
     async with AsyncExitStack() as stack:
         sockets = [stack.enter_context(_bound(each)) for each in (config.data, config.admin)]
         runtime = await stack.enter_async_context(open_runtime(config, cache, opener))
@@ -131,7 +125,8 @@ def _server(app: object) -> _Server:
         uvicorn.Config(
             app,  # type: ignore[arg-type]
             loop="none",
-            http="httptools",
+            http=HandoverProtocol,
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -53,8 +53,23 @@ class Caller(msgspec.Struct, frozen=True):
             raise Forbidden(f"this key has no {scope.value} scope")
 
 
+class KeySet(msgspec.Struct, frozen=True):
+    """Keys that are kept as salted digests: who calls, by the key's `salted_digest`."""
+
+    salt: bytes
+    callers: Mapping[bytes, Caller]
+
+
+def salted_digest(salt: bytes, key: bytes) -> bytes:
+    """What is kept of a key: its HMAC-SHA-256 under the salt, 32 bytes."""
+    return hmac.digest(salt, key, "sha256")
+
+
 class Authenticator:
-    """The configured keys. Without any, everybody is the default tenant with every scope: for loopback only.
+    """The configured keys, and those of the keys file, which may be exchanged at any time.
+
+    Without a configured key and without a keys file everybody is the default tenant with every scope: for
+    loopback only. A keys file in which no key is valid lets nobody in.
 
     `upstream_key` is the engine's own key. With keys of ours and no key of the engine's, the engine gets
     none: a caller's key is a secret between it and us.
@@ -62,28 +77,32 @@ class Authenticator:
 
     def __init__(self, keys: Sequence[ApiKey] = (), upstream_key: str = "") -> None:
         self._callers: Mapping[bytes, Caller] = {k.sha256(): Caller(k.tenant, k.scopes) for k in keys}
+        self._filed: KeySet | None = None
         self._upstream_key = upstream_key
 
     @property
     def open(self) -> bool:
         """Whether no key is needed."""
-        return not self._callers
+        return not self._callers and self._filed is None
+
+    def take(self, filed: KeySet) -> None:
+        """The keys of the file are these from now on. There is no way back to open."""
+        self._filed = filed
 
     def authenticate(self, headers: Headers) -> Caller:
         """The caller by its `Authorization: Bearer` (or `x-api-key`). Raises `Unauthenticated`.
 
-        Every configured key is compared, in constant time each, so that the time tells nothing.
+        Every key is compared, in constant time each, so that the time tells nothing.
         """
         if self.open:
             return Caller(DEFAULT_TENANT, frozenset(KeyScope))
         presented = _presented_key(headers)
         if not presented:
             raise Unauthenticated("an API key is required")
-        digest = hashlib.sha256(presented).digest()
-        found: Caller | None = None
-        for known, caller in self._callers.items():
-            if hmac.compare_digest(known, digest):
-                found = caller
+        found = _compared(self._callers, hashlib.sha256(presented).digest())
+        if self._filed is not None:
+            filed = _compared(self._filed.callers, salted_digest(self._filed.salt, presented))
+            found = filed or found
         if found is None:
             raise Unauthenticated("this API key is not known")
         return found
@@ -93,6 +112,14 @@ class Authenticator:
         if self._upstream_key:
             return UpstreamCredentials(keep=False, authorization=b"Bearer " + self._upstream_key.encode())
         return UpstreamCredentials(keep=self.open)
+
+
+def _compared(callers: Mapping[bytes, Caller], digest: bytes) -> Caller | None:
+    found: Caller | None = None
+    for known, caller in callers.items():
+        if hmac.compare_digest(known, digest):
+            found = caller
+    return found
 
 
 def _presented_key(headers: Headers) -> bytes:

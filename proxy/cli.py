@@ -18,12 +18,13 @@ from rich.progress import Progress
 
 from lifecycle.errors import LifecycleError
 from lifecycle.vocabulary import Mode
-from proxy.config import ADMIN_KEY_VARIABLE, Config, InvalidConfig, json_schema, load_config
+from proxy.config import ADMIN_KEY_VARIABLE, DEFAULT_FILE, Config, InvalidConfig, json_schema, load_config
+from proxy.keys_cli import keys_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(keys_app, name="keys")
 console = Console()
 
-DEFAULT_FILE = Path("kvtether.yaml")
 DEFAULT_ADMIN = "http://127.0.0.1:8701"
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: kvtether.yaml if it is there.")]

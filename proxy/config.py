@@ -21,6 +21,11 @@ braces is YAML, any other is taken as it stands."""
 ADMIN_KEY_VARIABLE = "KVTETHER_ADMIN_KEY"
 """The command line's own key, no setting."""
 
+DEFAULT_FILE = Path("kvtether.yaml")
+
+DEFAULT_KEYS_FILE = "kvtether.keys.json"
+"""Where keys are kept unless the configuration names another file."""
+
 
 class InvalidConfig(Exception):
     """The configuration cannot be used; the message names the field and the fix."""
@@ -78,7 +83,6 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     l2_pins: Annotated[
         bool, _doc("Hold pins in L2 by the coordinator. They outlive us: `kvtether release-all` gives back.")
     ] = False
-    pin_budget_bytes: Annotated[int, _doc("Bytes that one tenant's pins may hold.", ge=0)] = 4 << 30
 
 
 class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +94,37 @@ class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     admin: Annotated[bool, _doc("May use the admin API and the engine's admin paths.")] = False
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one tenant may have. None is no limit."""
+
+    concurrent_calls: Annotated[
+        _Count | None, _doc("Calls of a tenant under way at a time; more answer 429.")
+    ] = None
+    contexts: Annotated[
+        _Count | None,
+        _doc("Open contexts; a call that would open one more is served as a one-off."),
+    ] = None
+    ops_per_minute: Annotated[_Count | None, _doc("Declared operations; more are rejected.")] = None
+    branches: Annotated[
+        _AtLeastOne | None,
+        _doc("Branches of one context; beyond it the one silent longest expires."),
+    ] = None
+    pins: Annotated[_Count | None, _doc("Pins held; more are rejected.")] = None
+    pinned_bytes: Annotated[
+        _Count | None, _doc("Bytes that pins may hold; more are rejected. `null`: no limit.")
+    ] = 4 << 30
+
+
+class OwnLimitsConfig(LimitsConfig, frozen=True, forbid_unknown_fields=True):
+    """Limits of one tenant. None is what everybody has."""
+
+    pinned_bytes: Annotated[_Count | None, _doc("Bytes that pins may hold.")] = None
+
+
 class TenantConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tenant's own settings."""
 
@@ -97,6 +132,9 @@ class TenantConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     isolation: Annotated[
         Literal["shared", "salt"], _doc("`salt`: a cache salt of its own; `shared`: the common cache.")
     ] = "shared"
+    limits: Annotated[OwnLimitsConfig, _doc("This tenant's own; what is unset is as in `limits`.")] = (
+        OwnLimitsConfig()
+    )
 
 
 class ModeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,8 +175,21 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.0
     harm: HarmConfig = HarmConfig()
     api_keys: Annotated[
-        tuple[KeyConfig, ...], _doc("Without any, only loopback addresses are served, as tenant `default`.")
+        tuple[KeyConfig, ...],
+        _doc("Without any, and without a keys file, loopback only, as tenant `default`."),
     ] = ()
+    keys_file: Annotated[
+        str,
+        _doc(
+            "Keys made by `kvtether keys create`, hashed. Empty: "
+            f"`{DEFAULT_KEYS_FILE}` in the working directory, if it is there. A named one must be there."
+        ),
+    ] = ""
+    keyless_network: Annotated[
+        bool,
+        _doc("Serve addresses beyond loopback although there are no keys: everybody who reaches them is in."),
+    ] = False
+    limits: Annotated[LimitsConfig, _doc("What each tenant may have.")] = LimitsConfig()
     tenants: tuple[TenantConfig, ...] = ()
     log_url: Annotated[
         str, _doc("The event log: `sqlite:///path`, `redis://host/0?prefix=kvtether`, or `memory:`.")
@@ -267,6 +318,8 @@ def _item_struct(kind: Any) -> type[msgspec.Struct] | None:
 
 
 def _plain(value: Any) -> str:
+    if value is None:
+        return "unset"
     if value in ((), {}, ""):
         return "empty"
     return str(value)
@@ -308,3 +361,6 @@ def _check(config: Config) -> None:
     for key in config.api_keys:
         if bool(key.key_env) == bool(key.key_sha256):
             raise InvalidConfig(f"api_keys: tenant {key.tenant!r} needs either key_env or key_sha256")
+    named = [t.name for t in config.tenants]
+    if len(set(named)) != len(named):
+        raise InvalidConfig("tenants: a name stands there twice")

@@ -12,48 +12,50 @@ from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
 from proxy.body_edit import RETURN_TOKEN_IDS, RequestEdit, edit_request_body
 from proxy.call_readers import READERS, read_calls
-from proxy.engine_connection import Headers
+from proxy.engine_admin import is_engine_admin
+from proxy.engine_connection import SWITCHING_PROTOCOLS, Headers
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode_body
 from proxy.forward import Send, forward_call, pipe
 from proxy.harness import harness_of
 from proxy.lifecycle_fields import read_lifecycle_fields
+from proxy.limits import Limits
 from proxy.metrics import Metrics
 from proxy.modes import Modes
 from proxy.ops_api import OpsApi
-from proxy.problems import openai_error, send_response
+from proxy.problems import caller_error, send_response
 from proxy.request_body import Receive, Scope, read_body
 from proxy.tracked_batch import TrackedBatch, fields_of_prompt
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
+from proxy.tunnel import HANDOVER, Tunnel
 from proxy.upstream import Upstream
 
 log = structlog.get_logger(__name__)
 
 FIRST_ERROR_STATUS = 400
 
-INFERENCE_PATHS = frozenset((*READERS, "/v1/responses", "/inference/v1/generate", "/generate"))
+INFERENCE_PATHS = frozenset(
+    (
+        *READERS,
+        "/v1/chat/completions/batch",
+        "/v1/responses",
+        "/v1/systemone",
+        "/v1/decisions",
+        "/v1/score",
+        "/inference/v1/generate",
+        "/generate",
+        "/generative_scoring",
+        "/invocations",
+        "/vertex_generate",
+        "/cohere/v2/chat",
+        "/api/chat",
+        "/api/generate",
+    )
+)
 """Paths whose bodies may carry KV parameters and whose tokens land in the cache."""
 
-ENGINE_ADMIN_PREFIXES = (
-    "/reset_",
-    "/sleep",
-    "/wake_up",
-    "/collective_rpc",
-    "/update_weights",
-    "/init_weights",
-    "/flush_cache",
-    "/run_script",
-    "/pause",
-    "/resume",
-    "/scale_elastic_ep",
-    "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
-    "/server_info",
-    "/start_profile",
-    "/stop_profile",
-)
-"""Paths that change the engine for everybody: with API keys in force they need the admin scope."""
+_INFERENCE_METHODS = ("POST", "PUT")
 
 
 class DataApp:
@@ -68,6 +70,7 @@ class DataApp:
         hasher: MessageHasher,
         metrics: Metrics,
         ops: OpsApi,
+        limits: Limits,
         salted: frozenset[str],
         max_body_bytes: int,
     ) -> None:
@@ -78,14 +81,13 @@ class DataApp:
         self._hasher = hasher
         self._metrics = metrics
         self._ops = ops
+        self._limits = limits
         self._salted = salted
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. Every answer is the engine's, except for `/kv/v1` and our own refusals."""
         if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1011, "reason": "not forwarded"})
             return
         path: str = scope["path"]
         if path.startswith("/kv/"):
@@ -94,24 +96,47 @@ class DataApp:
         self._metrics.in_flight.inc()
         try:
             caller = self._auth.authenticate(scope["headers"])
-            caller.require(KeyScope.ADMIN if path.startswith(ENGINE_ADMIN_PREFIXES) else KeyScope.CALL)
-            if scope["method"] == "POST" and path in INFERENCE_PATHS:
-                await self._infer(caller, scope, receive, send)
+            caller.require(KeyScope.ADMIN if is_engine_admin(path) else KeyScope.CALL)
+            if scope["method"] in _INFERENCE_METHODS or HANDOVER in scope.get("extensions", {}):
+                with self._limits.call(caller.tenant):
+                    if scope["method"] in _INFERENCE_METHODS and path in INFERENCE_PATHS:
+                        await self._infer(caller, scope, receive, send)
+                    else:
+                        await self._pass_through(scope, receive, send)
             else:
-                await pipe(
-                    scope,
-                    receive,
-                    send,
-                    self._upstream,
-                    credentials=self._auth.upstream_credentials(),
-                    limit_bytes=self._max_body_bytes,
-                )
+                await self._pass_through(scope, receive, send)
         except ClientGone:
             pass
         except ProxyError as refusal:
-            await send_response(send, openai_error(refusal), close=isinstance(refusal, InvalidRequest))
+            await send_response(send, caller_error(refusal, path), close=isinstance(refusal, InvalidRequest))
         finally:
             self._metrics.in_flight.dec()
+
+    async def _pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handover = scope.get("extensions", {}).get(HANDOVER)
+        tunnel = Tunnel(handover, self._note_tunnel) if handover is not None else None
+        try:
+            outcome = await pipe(
+                scope,
+                receive,
+                send,
+                self._upstream,
+                credentials=self._auth.upstream_credentials(),
+                limit_bytes=self._max_body_bytes,
+                tunnel=tunnel,
+            )
+            if outcome.status == SWITCHING_PROTOCOLS:
+                self._metrics.untracked.inc()
+        finally:
+            if tunnel is not None:
+                tunnel.abort()
+
+    def _note_tunnel(self) -> None:
+        """What passes in a tunnel is not read: it may be inference, by any model."""
+        try:
+            self._tracking.untracked.note(None, "a WebSocket is not followed")
+        except Exception:
+            log.exception("a WebSocket's use of the cache is not noted")
 
     async def _infer(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._max_body_bytes)
@@ -183,7 +208,9 @@ class DataApp:
         said = msgspec.structs.replace(said, pins=(*asked[0].pins, *said.pins))
         harness = harness_of(headers)
         requests = [
-            self._tracking.request(tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness)
+            self._tracking.calls.request(
+                tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness
+            )
             for at, each in enumerate(asked)
         ]
         return [await self._tracking.begin(request) for request in requests]

@@ -1,8 +1,10 @@
 """Declared operations, as they reach contexts: those that create one, and those that speak of one."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -18,24 +20,30 @@ from lifecycle.core.observations import (
     SpawnContext,
 )
 from lifecycle.core.operations import edit_cost
+from lifecycle.core.pins import PinRoom
 from lifecycle.core.state import ContextState
 from lifecycle.errors import LogUnavailable
 from lifecycle.ports import CacheCapabilities, IdSource
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import IdentityRung, OperationStatus, Tier
+from proxy.limits import Limits
 from proxy.mailbox import Mailboxes
 
 NO_SUCH_CONTEXT = "no such context"
 
 
 class OperationResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Answer to one operation. `granted` says of a pin what each tier does about it."""
+    """Answer to one operation. `granted` says of a pin what each tier does about it.
+
+    `retry_after` is set where the same operation may be sent again, and says in how many seconds.
+    """
 
     status: OperationStatus
     seq: int
     ctx: str
     reason: str = ""
     granted: dict[str, str] = {}
+    retry_after: float = 0.0
 
 
 class OperationCost(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,39 +55,44 @@ class OperationCost(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
-class PinTerms(msgspec.Struct, frozen=True):
-    """What a pin costs and may cost. `bytes_per_token` is 0 while the cache has not told."""
-
-    bytes_per_token: int = 0
-    budget_bytes: int | None = None
-
-
 class Declarations:
-    """Applies operations on behalf of a tenant. Only its own contexts can be reached."""
+    """Applies operations on behalf of a tenant. Only its own contexts can be reached.
+
+    `bytes_per_token` is 0 while the cache has not told.
+    """
 
     def __init__(
         self,
         tracker: Tracker,
         mailboxes: Mailboxes,
         ids: IdSource,
-        terms: Callable[[], PinTerms],
+        limits: Limits,
+        bytes_per_token: Callable[[], int],
         capabilities: Callable[[], CacheCapabilities],
         default_namespace: Callable[[], Namespace | None],
     ) -> None:
         self._tracker = tracker
         self._mailboxes = mailboxes
         self._ids = ids
-        self._terms = terms
+        self._limits = limits
+        self._bytes_per_token = bytes_per_token
         self._capabilities = capabilities
         self._default_namespace = default_namespace
+        # Weak: a lock lives as long as somebody holds it or waits for it.
+        self._pinning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def pin_budget(self, tenant: str) -> tuple[int, int | None]:
-        """Bytes per token, and bytes that the tenant may still pin (None: no limit)."""
-        terms = self._terms()
-        if terms.budget_bytes is None:
-            return terms.bytes_per_token, None
-        left = terms.budget_bytes - self._tracker.contexts.pinned_bytes(tenant)
-        return terms.bytes_per_token, max(left, 0)
+    @asynccontextmanager
+    async def pin_room(self, tenant: str, sets_pins: bool) -> AsyncIterator[PinRoom]:
+        """What the tenant may still pin. It stays true as long as the block runs if that `sets_pins`:
+        contexts of one tenant must not spend the same room twice."""
+        if not sets_pins:
+            yield self._limits.pin_room(tenant, self._bytes_per_token())
+            return
+        lock = self._pinning.get(tenant)
+        if lock is None:
+            lock = self._pinning[tenant] = asyncio.Lock()
+        async with lock:
+            yield self._limits.pin_room(tenant, self._bytes_per_token())
 
     async def submit(
         self, tenant: str, source: str, operations: Sequence[Operation]
@@ -135,22 +148,30 @@ class Declarations:
         else:
             state = self._tracker.contexts.latest(key)
         if state is None and isinstance(operation, ForkContext | SpawnContext | MarkOneOff):
-            state = await self._create(key, operation)
+            uid = self._ids.new("c")
+            refusal = self._limits.open_context(tenant, uid)
+            if refusal:
+                return _rejected(operation, refusal)
+            try:
+                state = await self._create(key, uid, operation)
+            finally:
+                self._limits.opened(tenant, uid)
         if state is None:
             if self._tracker.degraded:
                 raise LogUnavailable(self._tracker.degraded)
             return _rejected(operation, NO_SUCH_CONTEXT)
-        bytes_per_token, left = self.pin_budget(tenant)
-        recorded = await self._tracker.observe(
-            state.uid,
-            OperationReceived(
-                at_ns=self._tracker.clock.now_ns(),
-                source=source,
-                operation=operation,
-                bytes_per_token=bytes_per_token,
-                budget_left_bytes=left,
-            ),
-        )
+        async with self.pin_room(tenant, _sets_pins(state, source, operation)) as room:
+            recorded = await self._tracker.observe(
+                state.uid,
+                OperationReceived(
+                    at_ns=self._tracker.clock.now_ns(),
+                    source=source,
+                    operation=operation,
+                    bytes_per_token=room.bytes_per_token,
+                    budget_left_bytes=room.bytes_left,
+                    pins_left=room.pins_left,
+                ),
+            )
         if not recorded and self._tracker.degraded:
             raise LogUnavailable(self._tracker.degraded)
         for entry in recorded:
@@ -169,7 +190,7 @@ class Declarations:
         return OperationResult(OperationStatus.DUPLICATE, operation.seq, operation.ctx)
 
     async def _create(
-        self, key: ContextKey, operation: ForkContext | SpawnContext | MarkOneOff
+        self, key: ContextKey, uid: str, operation: ForkContext | SpawnContext | MarkOneOff
     ) -> ContextState | None:
         parent_name = "" if isinstance(operation, MarkOneOff) else operation.parent or ""
         parent_key = ContextKey(key.tenant, parent_name) if parent_name else None
@@ -180,7 +201,7 @@ class Declarations:
         return await self._tracker.open(
             ContextOpened(
                 at_ns=self._tracker.clock.now_ns(),
-                uid=self._ids.new("c"),
+                uid=uid,
                 tenant=key.tenant,
                 context_id=key.context_id,
                 namespace=namespace,
@@ -201,6 +222,13 @@ class Declarations:
             Tier.L1: "not reclaimed; the cache may evict",
             Tier.L2: "held" if pins_below else "not reclaimed; the cache may evict",
         }
+
+
+def _sets_pins(state: ContextState, source: str, operation: Operation) -> bool:
+    """Whether the operation, or one that waits for it, may set a pin."""
+    known = state.sources.get(source)
+    held = known.held.values() if known is not None else ()
+    return any(isinstance(each, PinSpan) for each in (operation, *held))
 
 
 def _rejected(operation: Operation, reason: str) -> OperationResult:

@@ -8,9 +8,9 @@ import msgspec
 from engine_bridge.cache_events import EventSubscriber
 from lifecycle.errors import LifecycleError
 from lifecycle.store.opening import MEMORY_LOG, open_log
+from proxy.cache_driver import cache_driver
 from proxy.config import Config
 from proxy.models import EngineUnreached, MappedModel, ask_engine, load_profile, plain_ids
-from proxy.runtime import cache_driver
 
 LISTEN_SECONDS = 5.0
 """The engine reports a block in the step that fills it; this is much longer."""

@@ -15,12 +15,16 @@ from proxy.errors import UpstreamBroken
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
+OnSwitch: TypeAlias = Callable[[asyncio.Transport, bytes, bytes], None]
+"""Takes the connection of a request whose wish for another protocol was granted: with the answer's head, and
+what came behind it."""
+
 HIGH_WATER_BYTES = 256 * 1024
 """Unread bytes of an answer above which we stop reading it: a slow client slows its own call only."""
 
 MAX_HEAD_BYTES = 256 * 1024
 
-_SWITCHING_PROTOCOLS = 101
+SWITCHING_PROTOCOLS = 101
 _FIRST_FINAL_STATUS = 200
 
 
@@ -76,6 +80,13 @@ class EngineConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def give_away(self) -> asyncio.Transport:
+        """The transport, for whoever speaks another protocol on it. This connection is over."""
+        assert self._transport is not None
+        transport, self._transport, self._answer = self._transport, None, None
+        self.is_open = False
+        return transport
+
     def hold_reading(self, hold: bool) -> None:
         """Read no further from the engine, or go on."""
         if self._transport is not None and self.is_open:
@@ -115,9 +126,19 @@ class EngineConnection(asyncio.Protocol):
 
 
 class EngineAnswer:
-    """One answer while it arrives. `head` is done when its head has come, or never will."""
+    """One answer while it arrives. `head` is done when its head has come, or never will.
 
-    def __init__(self, connection: EngineConnection, *, is_head_request: bool, idle_seconds: float) -> None:
+    With `on_switch` the engine may answer 101: there HTTP ends, and the answer with its head.
+    """
+
+    def __init__(
+        self,
+        connection: EngineConnection,
+        *,
+        is_head_request: bool,
+        idle_seconds: float,
+        on_switch: OnSwitch | None = None,
+    ) -> None:
         self.status = 0
         self.headers: Headers = ()
         self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -126,7 +147,9 @@ class EngineAnswer:
         self._connection = connection
         self._is_head_request = is_head_request
         self._idle_seconds = idle_seconds
+        self._on_switch = on_switch
         self._parser = httptools.HttpResponseParser(self)
+        self._reason = b""
         self._raw_headers: list[tuple[bytes, bytes]] = []
         self._num_head_bytes = 0
         self._pieces: deque[bytes] = deque()
@@ -184,7 +207,12 @@ class EngineAnswer:
                 return
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._failure is None and not self.head.done():
+                self._switch(data[upgrade.args[0] :])
+            else:
+                self._connection.close()
+        except httptools.HttpParserError as error:
             if not self._complete and self._failure is None:
                 self._fail("the engine's answer is not HTTP", error)
             self._connection.close()
@@ -198,6 +226,14 @@ class EngineAnswer:
         else:
             before = "answered" if not self.head.done() else "had answered to the end"
             self._fail(f"the engine broke the connection before it {before}", error)
+
+    def _switch(self, behind: bytes) -> None:
+        assert self._on_switch is not None
+        lines = [b"HTTP/1.1 %d %b" % (self.status, self._reason)]
+        lines += [b"%b: %b" % header for header in self.headers]
+        self._end()
+        self._on_switch(self._connection.give_away(), b"\r\n".join(lines) + b"\r\n\r\n", behind)
+        self.head.set_result(None)
 
     def _fail(self, what: str, cause: Exception | None) -> None:
         self._failure = UpstreamBroken(what)
@@ -223,6 +259,9 @@ class EngineAnswer:
         if self._complete:
             self._connection.close()
 
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
     def on_header(self, name: bytes, value: bytes) -> None:
         # What comes behind the body are trailers: hop by hop, dropped.
         if not self.head.done():
@@ -232,11 +271,15 @@ class EngineAnswer:
         status: int = self._parser.get_status_code()
         if self._complete or self.head.done():
             return
-        if status == _SWITCHING_PROTOCOLS:
-            self._fail("the engine switched to another protocol unasked", None)
+        if status == SWITCHING_PROTOCOLS:
+            if self._on_switch is None or not self._parser.should_upgrade():
+                self._fail("the engine switched to another protocol unasked", None)
+                return
+            self.status, self.headers = status, self._raw_headers
             return
         if status < _FIRST_FINAL_STATUS:
             self._raw_headers.clear()
+            self._reason = b""
             return
         self.status = status
         self.headers = self._raw_headers

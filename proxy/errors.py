@@ -8,6 +8,7 @@ ProxyError
 │   ├── NoSuchPath          our own API has no such path
 │   ├── MethodRefused       the path is there, but not with this method
 │   ├── BodyTooLarge        the body passes the configured cap
+│   ├── TooManyCalls        the tenant has as many calls under way as it may
 │   └── Draining            the process is about to stop
 ├── UpstreamError           the engine did not answer as HTTP demands
 │   ├── ConnectFailed       no connection; nothing was sent
@@ -47,6 +48,10 @@ class MethodRefused(Refused):
 
 class BodyTooLarge(Refused):
     """The body passes the configured cap."""
+
+
+class TooManyCalls(Refused):
+    """The tenant has as many calls under way as it may."""
 
 
 class Draining(Refused):

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeAlias
 from lifecycle.vocabulary import CallEnd
 from proxy.body_edit import cut_engine_ids
 from proxy.call_listener import CallListener, CallObserver, ContentHeaders, ForwardOutcome
-from proxy.engine_connection import Headers
+from proxy.engine_connection import SWITCHING_PROTOCOLS, Headers
 from proxy.errors import BodyTooLarge, ClientGone, InvalidRequest, ProxyError, UpstreamBroken, UpstreamError
-from proxy.problems import openai_error, send_response
+from proxy.problems import caller_error, send_response
 from proxy.request_body import (
     DEFAULT_BODY_LIMIT_BYTES,
     Receive,
@@ -26,6 +26,7 @@ from proxy.request_body import (
     has_body,
 )
 from proxy.sse import EventRewriter
+from proxy.tunnel import Tunnel
 from proxy.upstream import (
     Upstream,
     UpstreamCredentials,
@@ -40,6 +41,7 @@ _OWN_PREFIX = b"x-kv-"
 _NOT_FORWARDED = frozenset({b"host", b"content-length", b"expect"})
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 _NO_BODY_STATUSES = (204, 304)
+_WEBSOCKET = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
 
 logger = logging.getLogger(__name__)
 
@@ -69,21 +71,30 @@ async def pipe(
     *,
     credentials: UpstreamCredentials | None = None,
     limit_bytes: int = DEFAULT_BODY_LIMIT_BYTES,
+    tunnel: Tunnel | None = None,
 ) -> ForwardOutcome:
-    """Stream a request through and its answer back. A client that hangs up stops the engine in any phase."""
+    """Stream a request through and its answer back. A client that hangs up stops the engine in any phase.
+
+    With a `tunnel` the request is a WebSocket handshake: if the engine grants it, this returns when the
+    tunnel has ended; a refusal is an answer like any other.
+    """
     try:
         check_framing(scope, limit_bytes)
     except ProxyError as refusal:
-        await send_response(send, openai_error(refusal), close=isinstance(refusal, InvalidRequest))
+        await send_response(
+            send, caller_error(refusal, scope["path"]), close=isinstance(refusal, InvalidRequest)
+        )
         return ForwardOutcome(CallEnd.FAILED, 0, str(refusal))
     feed = RequestFeed(receive, limit_bytes)
+    headers = request_headers(scope["headers"], credentials or UpstreamCredentials(), keep_length=True)
     request = UpstreamRequest(
         method=scope["method"],
         raw_target=raw_target(scope),
-        headers=request_headers(scope["headers"], credentials or UpstreamCredentials(), keep_length=True),
+        headers=headers if tunnel is None else [*headers, *_WEBSOCKET],
         body=feed.pieces() if has_body(scope) else None,
+        on_switch=None if tunnel is None else tunnel.begin,
     )
-    exchange = _Exchange(send, upstream, request)
+    exchange = _Exchange(send, upstream, request, tunnel=tunnel)
     return await _race(exchange, feed.pump())
 
 
@@ -133,6 +144,7 @@ class _Exchange:
         response_headers: Callable[[], Headers] | None = None,
         observer: CallObserver | None = None,
         cut_ids: bool = False,
+        tunnel: Tunnel | None = None,
     ) -> None:
         self.started = False
         self.delivered = False
@@ -142,6 +154,12 @@ class _Exchange:
         self._request = request
         self._response_headers = response_headers
         self._cut_ids = cut_ids
+        self._tunnel = tunnel
+
+    @property
+    def settled(self) -> bool:
+        """Whether the client's HTTP exchange is over: answered, or given up for a tunnel."""
+        return self.delivered or (self._tunnel is not None and self._tunnel.begun)
 
     async def run(self) -> None:
         try:
@@ -152,7 +170,12 @@ class _Exchange:
             await self.refuse(error)
             return
         try:
-            await self._relay(response)
+            if self._tunnel is not None and response.status == SWITCHING_PROTOCOLS:
+                self.listener.head(response.status, ContentHeaders(response.headers))
+                await self._tunnel.run()
+                self.listener.complete()
+            else:
+                await self._relay(response)
         except UpstreamBroken as error:
             # Returning without the last body message makes the server break the client's transfer off.
             self.listener.end(CallEnd.FAILED, str(error))
@@ -169,7 +192,8 @@ class _Exchange:
         client would never read why. The server discards the rest of the body.
         """
         self.delivered = True
-        await send_response(self._send, openai_error(error))
+        path = self._request.raw_target.partition(b"?")[0].decode("latin-1")
+        await send_response(self._send, caller_error(error, path))
 
     async def _relay(self, response: UpstreamResponse) -> None:
         content = ContentHeaders(response.headers)
@@ -254,7 +278,7 @@ async def _race(exchange: _Exchange, watch: Coroutine[Any, Any, ProxyError]) -> 
             if watcher.done() and not watcher.cancelled():
                 cause = watcher.result()
                 # A server reports "disconnect" after a delivered answer as well.
-                if not exchange.delivered:
+                if not exchange.settled:
                     worker.cancel()
             else:
                 watcher.cancel()

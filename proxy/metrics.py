@@ -1,27 +1,40 @@
-"""Prometheus metrics, on a registry of their own. No label takes a value that a client chooses."""
+"""Prometheus metrics, on a registry of their own. No label takes a value that a client chooses.
 
-from collections.abc import Callable, Iterable, Sequence
+Tenants are named by whoever gives out keys; all the same only so many get series of their own."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from lifecycle.core.calls import BRANCH_LIMIT_REASON
 from lifecycle.core.directives import Demote, Reclaim
 from lifecycle.core.events import (
+    BranchExpired,
     CallEnded,
     CallMapped,
     ChunksConfirmed,
     DeclarationMismatched,
     DirectiveSettled,
+    OperationRejected,
+    PinRefused,
     PinReleased,
     PinSet,
     RecordedEvent,
 )
-from lifecycle.core.ids import KEY_BYTES
+from lifecycle.core.ids import KEY_BYTES, context_stream
+from lifecycle.core.pins import PIN_BUDGET_REASON, PIN_LIMIT_REASON
 from lifecycle.log_keeper import LogKeeper
 from lifecycle.tracker import Tracker
+from proxy.limits import Limit
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120)
+
+MAX_TENANTS = 100
+"""Tenants with series of their own, the first that were seen; the rest are summed up."""
+
+OTHER_TENANTS = "(others)"
 
 
 class Metrics:
@@ -51,12 +64,47 @@ class Metrics:
         )
         self._drift = self._counter("drift", "Chunks that somebody took away or brought back.", ["what"])
         self.untracked = self._counter("untracked_calls", "Inference forwarded without being tracked.")
+        self._limited = self._counter("limited", "Refusals by a tenant's limit.", ["tenant", "limit"])
+        self._tenants: set[str] = set()
         self.registry.register(_Sample(self._sample))
         tracker.listeners.append(self._heard)
 
     def drifted(self, what: str, chunks: int) -> None:
         """Chunks were found `gone`, or `returned` after they were freed."""
         self._drift.labels(what).inc(chunks)
+
+    def limited(self, tenant: str, limit: Limit) -> None:
+        """A tenant wanted more than it may have."""
+        self._limited.labels(self._label(tenant), limit).inc()
+
+    def show_tenants(self, calls: Callable[[], Mapping[str, int]]) -> None:
+        """Export what each tenant has of what is limited; `calls` are those under way."""
+
+        def sample() -> Iterable[GaugeMetricFamily]:
+            use = dict(self._tracker.contexts.use.all())
+            shown = (
+                ("calls_in_flight", "Calls under way.", calls()),
+                ("contexts", "Open contexts.", {t: u.contexts for t, u in use.items()}),
+                ("pins", "Pins held.", {t: u.pins for t, u in use.items()}),
+                ("pinned_bytes", "Bytes that pins hold.", {t: u.pinned_bytes for t, u in use.items()}),
+            )
+            for name, text, numbers in shown:
+                sums: dict[str, int] = {}
+                for tenant, number in numbers.items():
+                    label = self._label(tenant)
+                    sums[label] = sums.get(label, 0) + number
+                family = GaugeMetricFamily(f"kvtether_tenant_{name}", text, labels=["tenant"])
+                for label, number in sums.items():
+                    family.add_metric([label], number)
+                yield family
+
+        self.registry.register(_Sample(sample))
+
+    def _label(self, tenant: str) -> str:
+        if tenant not in self._tenants and len(self._tenants) >= MAX_TENANTS:
+            return OTHER_TENANTS
+        self._tenants.add(tenant)
+        return tenant
 
     def show_holds(self, held: Callable[[], int], foreign: Callable[[], int]) -> None:
         """Export how many pins the cache holds for us, and how many objects others pin beside us."""
@@ -100,6 +148,8 @@ class Metrics:
                     self._mismatches.inc()
                 case ChunksConfirmed(keys=keys, stored=stored):
                     self._confirmed.labels(str(stored).lower()).inc(len(keys) // KEY_BYTES)
+                case OperationRejected() | PinRefused() | BranchExpired() as refusal:
+                    self._heard_refusal(recorded.stream, refusal.reason)
                 case PinSet():
                     self._pins.labels("set").inc()
                 case PinReleased():
@@ -112,6 +162,12 @@ class Metrics:
                         self._chunks.labels(kind).inc(result.applied)
                 case _:
                     pass
+
+    def _heard_refusal(self, stream: str, reason: str) -> None:
+        limit = next((limit for begin, limit in _REFUSALS if reason.startswith(begin)), None)
+        state = self._tracker.contexts.states.get(stream.removeprefix(context_stream("")))
+        if limit is not None and state is not None:
+            self.limited(state.key.tenant, limit)
 
     def _sample(self) -> Iterable[GaugeMetricFamily]:
         contexts = self._tracker.contexts
@@ -130,6 +186,13 @@ class Metrics:
         chunks = [contexts.index.stats(n) for n in contexts.index.namespaces()]
         yield _gauge("chunks_live", "Chunks that a context refers to.", sum(c.live for c in chunks))
         yield _gauge("chunks_dead", "Chunks in the books that none refers to.", sum(c.dead for c in chunks))
+
+
+_REFUSALS = (
+    (PIN_BUDGET_REASON, Limit.BYTES),
+    (PIN_LIMIT_REASON, Limit.PINS),
+    (BRANCH_LIMIT_REASON, Limit.BRANCHES),
+)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

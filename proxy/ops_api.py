@@ -10,6 +10,7 @@ from proxy.auth import Authenticator, KeyScope
 from proxy.declarations import Declarations, OperationCost, OperationResult
 from proxy.errors import NoSuchPath
 from proxy.forward import Send
+from proxy.limits import Limits
 from proxy.operations import MAX_OPS_BYTES, OperationProblem, parse_operation_batch
 from proxy.problems import ErrorResponse, problem, send_response
 from proxy.request_body import Receive, Scope, read_body
@@ -20,9 +21,10 @@ OPS_PATH = "/kv/v1/ops"
 class OpsApi:
     """ASGI application for declared operations. Every operation gets a verdict of its own."""
 
-    def __init__(self, declarations: Declarations, auth: Authenticator) -> None:
+    def __init__(self, declarations: Declarations, auth: Authenticator, limits: Limits) -> None:
         self._declarations = declarations
         self._auth = auth
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; errors are problems."""
@@ -49,6 +51,16 @@ class OpsApi:
             if isinstance(item, OperationProblem):
                 results.append(
                     OperationResult(OperationStatus.REJECTED, item.seq or 0, item.ctx, item.reason)
+                )
+            elif wait := self._limits.operation(tenant):
+                results.append(
+                    OperationResult(
+                        OperationStatus.REJECTED,
+                        item.seq,
+                        item.ctx,
+                        self._limits.operation_refusal(tenant),
+                        retry_after=round(wait, 3),
+                    )
                 )
             else:
                 results += await self._declarations.submit(tenant, batch.source, [item])

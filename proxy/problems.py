@@ -1,8 +1,8 @@
 """Which HTTP status each error means, and how it is written: the only module that knows statuses.
 
-Callers of the engine's API get the OpenAI shape, so that every SDK can show the message; callers of
-`/kv/v1` get an RFC 9457 problem. The engine's own errors never pass through here: they are forwarded as
-they came.
+Callers of the engine's API get the shape of the API they speak, OpenAI's or Anthropic's, so that every SDK
+can show the message and knows what to do; callers of `/kv/v1` get an RFC 9457 problem. The engine's own
+errors never pass through here: they are forwarded as they came.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -29,12 +29,25 @@ from proxy.errors import (
     MethodRefused,
     NoSuchPath,
     ProxyError,
+    TooManyCalls,
     Unauthenticated,
     UpstreamBroken,
 )
 
 PROBLEM_TYPE_PREFIX = "urn:kvtether:problem:"
 OPENAI_TYPE_PREFIX = "kvtether_"
+
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthenticated, 401, "unauthenticated"),
@@ -43,6 +56,7 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (NoSuchPath, 404, "no_such_path"),
     (MethodRefused, 405, "method_not_allowed"),
     (BodyTooLarge, 413, "body_too_large"),
+    (TooManyCalls, 429, "too_many_calls"),
     (Draining, 503, "draining"),
     (ConnectFailed, 502, "upstream_unreachable"),
     (FirstByteTimeout, 504, "upstream_timeout"),
@@ -54,7 +68,7 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (CorruptLog, 500, "corrupt_log"),
     (CacheUnavailable, 503, "cache_unavailable"),
 )
-_RETRY_SOON = (Draining, LogUnavailable)
+_RETRY_SOON = (Draining, LogUnavailable, TooManyCalls)
 _RETRY_AFTER_SECONDS = b"1"
 
 
@@ -72,6 +86,20 @@ def status_and_kind(error: Exception) -> tuple[int, str]:
         if isinstance(error, error_type):
             return status, kind
     return 500, "internal"
+
+
+def caller_error(error: Exception, path: str) -> ErrorResponse:
+    """The error as the API of this path would write it."""
+    spoken = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
+    return anthropic_error(error) if spoken else openai_error(error)
+
+
+def anthropic_error(error: Exception) -> ErrorResponse:
+    """The error as the Anthropic API would write it: the type is one of theirs, for clients act on it."""
+    status, _ = status_and_kind(error)
+    kind = _ANTHROPIC_TYPES.get(status, "api_error")
+    document = {"type": "error", "error": {"type": kind, "message": _message(error)}}
+    return _response(status, b"application/json", msgspec.json.encode(document), error)
 
 
 def openai_error(error: Exception) -> ErrorResponse:

@@ -11,9 +11,6 @@ import structlog
 from engine_bridge.cache_events import EventSubscriber
 from engine_bridge.call_blocks import CallBlocks
 from engine_bridge.drift_watch import DriftWatch
-from engine_bridge.drivers.lmcache_mp import LmcacheMp
-from engine_bridge.drivers.lmcache_selftest import Tokenize
-from engine_bridge.drivers.noop import NoCacheControl
 from engine_bridge.mapping.model_profile import ModelProfile
 from engine_bridge.placement_watch import PlacementWatch
 from engine_bridge.verifier import Verifier
@@ -27,11 +24,14 @@ from lifecycle.store.opening import open_log
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Mode
 from proxy.auth import Authenticator
+from proxy.cache_driver import cache_driver
 from proxy.config import Config, api_key
-from proxy.declarations import Declarations, PinTerms
+from proxy.declarations import Declarations
 from proxy.followed_call import MessageHasher
 from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
 from proxy.hold_watch import HoldWatch
+from proxy.key_watch import KeyWatch, refuse_strangers
+from proxy.limits import Limits, limits_by_tenant
 from proxy.lineage import LineageIndex
 from proxy.mailbox import Mailboxes
 from proxy.metrics import Metrics
@@ -84,6 +84,7 @@ class Runtime:
         self.auth = Authenticator(
             [api_key(k, os.environ) for k in config.api_keys], os.environ.get(config.upstream.api_key_env, "")
         )
+        self.keys = KeyWatch(config, self.auth.take)
         self.hasher = MessageHasher(secrets.token_bytes(DIGEST_SECRET_BYTES))
         self.upstream = PooledUpstream(
             UpstreamTarget.parse(config.upstream.url),
@@ -99,6 +100,9 @@ class Runtime:
         self.tracker = Tracker(
             self.event_log, self.clock, config.retention_hours * 3600, config.keep_recurring_seconds
         )
+        self.metrics = Metrics(self.tracker)
+        self.limits = Limits(self.tracker, config.limits, limits_by_tenant(config), self.metrics.limited)
+        self.metrics.show_tenants(self.limits.calls)
         self.reclaimer = Reclaimer(
             self.tracker,
             self.cache,
@@ -116,7 +120,8 @@ class Runtime:
             self.tracker,
             self.mailboxes,
             self.ids,
-            self._pin_terms,
+            self.limits,
+            lambda: self.self_test.bytes_per_token,
             lambda: self.cache.capabilities,
             self._default_namespace,
         )
@@ -132,10 +137,10 @@ class Runtime:
             self.hasher,
             self.ids,
             tasks,
+            self.limits,
             config.plan_wait_seconds,
         )
         self.placement = PlacementWatch(self.tracker, self.cache)
-        self.metrics = Metrics(self.tracker)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))
         self.metrics.show_log(self.log_keeper)
@@ -195,6 +200,12 @@ class Runtime:
         elif self.tracker.degraded:
             found.append(self.tracker.degraded)
         return tuple(found)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong without standing against control."""
+        keys = (self.keys.problem,) if self.keys.problem else ()
+        return (*keys, *self.read_models.warnings, *self.log_keeper.warnings)
 
     def mode_of(self, uid: str) -> Mode:
         """The mode of a context now.
@@ -336,25 +347,8 @@ class Runtime:
 
     # -- parts --------------------------------------------------------------------------------------------
 
-    def _pin_terms(self) -> PinTerms:
-        return PinTerms(self.self_test.bytes_per_token, self.config.cache.pin_budget_bytes)
-
     def _default_namespace(self) -> Namespace | None:
         return next((self.tracking.namespace(name, "") for name in self.models), None)
-
-
-def cache_driver(config: Config, tokenize: Tokenize | None) -> CacheControl:
-    """The driver that the configuration names. `tokenize` is our side of the tokenizer's parity check."""
-    cache = config.cache
-    if cache.driver == "none":
-        return NoCacheControl("cache.driver is none: level 0 observes only")
-    return LmcacheMp(
-        cache.coordinator_url,
-        config.upstream.url.rstrip("/").removesuffix("/v1"),
-        chunk_size=cache.chunk_size,
-        l2_pins=cache.l2_pins,
-        tokenize=tokenize,
-    )
 
 
 @asynccontextmanager
@@ -371,6 +365,8 @@ async def open_runtime(
         resources = await stack.enter_async_context(AsyncExitStack())
         tasks = await stack.enter_async_context(owned_tasks())
         runtime = Runtime(config, tasks, cache, opener)
+        runtime.keys.begin()
+        refuse_strangers(config, runtime.auth)
         resources.push_async_callback(runtime.event_log.close)
         resources.push_async_callback(runtime.log_keeper.close)
         resources.push_async_callback(runtime.cache.close)
@@ -380,6 +376,7 @@ async def open_runtime(
         if not await runtime.following.begin():
             tasks.keep(runtime.following.keep_trying)
         for loop in (
+            runtime.keys.run,
             runtime.reach_engine,
             runtime.follow_events,
             runtime.keep_time,

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-import msgspec
 import structlog
 
 from engine_bridge.errors import BridgeError
@@ -33,10 +32,11 @@ from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
 from proxy.answer_facts import AnswerFacts, Usage
+from proxy.call_recognition import CallRecognition
 from proxy.declarations import Declarations
-from proxy.followed_call import FollowedCall, MessageHasher
-from proxy.identity import LineageIndex, identify
-from proxy.lifecycle_fields import LifecycleFields
+from proxy.followed_call import MessageHasher
+from proxy.identity import LineageIndex
+from proxy.limits import Limits
 from proxy.mailbox import Mailboxes
 from proxy.models import MappedModel
 from proxy.modes import Modes
@@ -69,10 +69,12 @@ class Tracking:
         hasher: MessageHasher,
         ids: IdSource,
         tasks: Tasks,
+        limits: Limits,
         plan_wait_seconds: float,
     ) -> None:
         self.tracker = tracker
         self.declarations = declarations
+        self.calls = CallRecognition(tracker, modes, lineage, ids, limits)
         self._lineage = lineage
         self._hasher = hasher
         self._reclaimer = reclaimer
@@ -80,9 +82,9 @@ class Tracking:
         self._models = models
         self._mapper = PromptMapper(models)
         self.untracked = UntrackedNotes(tracker, models, tasks)
-        self._modes = modes
         self._ids = ids
         self._tasks = tasks
+        self._limits = limits
         self._plan_wait_seconds = plan_wait_seconds
         self._mailboxes = mailboxes
         self._changed = asyncio.Event()
@@ -93,35 +95,6 @@ class Tracking:
         known = self._models.get(model)
         fingerprint = known.fingerprint if known else ""
         return Namespace(model, salt, fingerprint or self.tracker.contexts.fingerprint_of(model))
-
-    def request(
-        self, tenant: str, namespace: Namespace, asked: FollowedCall, fields: LifecycleFields, harness: str
-    ) -> CallRequest:
-        """Find out whose call it is. Known at once: nothing here waits."""
-        identity = identify(tenant, fields, asked, self._lineage)
-        call_id = fields.call or self._ids.new("call")
-        context_id = identity.context_id or self._ids.new("ctx")
-        known = self.tracker.contexts.find(ContextKey(tenant, context_id), namespace)
-        used = known is not None and known.attempts and call_id not in known.attempts
-        if fields.one_off and used:
-            context_id = f"{context_id}~{self._ids.new('once')}"
-            known = None
-        uid = known.uid if known is not None else self._ids.new("c")
-        one_off = fields.one_off or (known is not None and known.one_off)
-        self._lineage.observe_call(tenant, context_id, call_id, asked)
-        return CallRequest(
-            tenant=tenant,
-            mode=self._modes.of_context(uid, namespace.model, tenant),
-            arm=self._modes.arm_of(uid, namespace, tenant),
-            harness=harness,
-            namespace=namespace,
-            identity=msgspec.structs.replace(identity, context_id=context_id),
-            uid=uid,
-            call_id=call_id,
-            awaits_plan=asked.num_prompts == 1 and (one_off or fields.seq is not None),
-            asked=asked,
-            fields=fields,
-        )
 
     async def begin(self, request: CallRequest) -> TrackedCall:
         """Take a call in; answers when its body may leave.
@@ -201,6 +174,7 @@ class Tracking:
             call.attempt = next(told, following)
             await self._admit(call, self.tracker.contexts.states[state.uid])
         finally:
+            self._limits.opened(request.tenant, request.uid)
             call.planned.set()
 
     async def _context(self, request: CallRequest) -> ContextState:
@@ -284,18 +258,20 @@ class Tracking:
         if call.mapping_recorded or not call.uid:
             return
         call.mapping_recorded = True
-        bytes_per_token, left = self.declarations.pin_budget(call.request.tenant)
-        await self.tracker.observe(
-            call.uid,
-            CallMapping(
-                at_ns=self.tracker.clock.now_ns(),
-                call_id=call.request.call_id,
-                attempt=call.attempt,
-                mapping=self._mapper.observed(call, result),
-                bytes_per_token=bytes_per_token,
-                budget_left_bytes=left,
-            ),
-        )
+        request = call.request
+        async with self.declarations.pin_room(request.tenant, bool(request.fields.pins)) as room:
+            await self.tracker.observe(
+                call.uid,
+                CallMapping(
+                    at_ns=self.tracker.clock.now_ns(),
+                    call_id=request.call_id,
+                    attempt=call.attempt,
+                    mapping=self._mapper.observed(call, result),
+                    bytes_per_token=room.bytes_per_token,
+                    budget_left_bytes=room.bytes_left,
+                    pins_left=room.pins_left,
+                ),
+            )
 
     def _first_token(self, call: TrackedCall) -> None:
         self._post_arrival(call)
@@ -305,7 +281,10 @@ class Tracking:
                 await self.tracker.observe(
                     call.uid,
                     FirstToken(
-                        at_ns=self.tracker.clock.now_ns(), call_id=call.request.call_id, attempt=call.attempt
+                        at_ns=self.tracker.clock.now_ns(),
+                        call_id=call.request.call_id,
+                        attempt=call.attempt,
+                        max_branches=self._limits.of(call.request.tenant).branches,
                     ),
                 )
 
@@ -345,6 +324,7 @@ class Tracking:
                 cached_tokens=-1 if usage.cached_tokens is None else usage.cached_tokens,
                 output_tokens=usage.completion_tokens,
                 detail=reason,
+                max_branches=self._limits.of(call.request.tenant).branches,
             ),
         )
         if isinstance(result, MappedPrompt) and self._reclaimer.capabilities.level:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from proxy.engine_connection import EngineAnswer, EngineConnection, Headers
+from proxy.engine_connection import EngineAnswer, EngineConnection, Headers, OnSwitch
 from proxy.errors import ConnectFailed, FirstByteTimeout, InvalidRequest
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -87,12 +87,15 @@ class UpstreamCredentials(msgspec.Struct, frozen=True):
 
 class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `raw_target` is path and query as on the wire. A body given as an iterator is sent
-    with the `content-length` among `headers`, or chunked without one; for bytes it is computed."""
+    with the `content-length` among `headers`, or chunked without one; for bytes it is computed. With
+    `on_switch` (and `connection` and `upgrade` among `headers`) the engine may switch protocols: the answer
+    is 101 then, and the connection went to `on_switch` before."""
 
     method: str
     raw_target: bytes
     headers: Headers
     body: bytes | AsyncIterator[bytes] | None = None
+    on_switch: OnSwitch | None = None
 
 
 class UpstreamResponse(Protocol):
@@ -162,7 +165,10 @@ class PooledUpstream:
         deadline = asyncio.get_running_loop().time() + self._timeouts.first_byte
         connection = self._idle_connection() or await self._connect()
         answer = EngineAnswer(
-            connection, is_head_request=request.method == "HEAD", idle_seconds=self._timeouts.idle
+            connection,
+            is_head_request=request.method == "HEAD",
+            idle_seconds=self._timeouts.idle,
+            on_switch=request.on_switch,
         )
         streamed = None if request.body is None or isinstance(request.body, bytes) else request.body
         sized = any(name == b"content-length" for name, _ in request.headers)

@@ -36,6 +36,8 @@ from lifecycle.vocabulary import CallEnd, MappingKind, WaitKind
 MAX_BRANCHES = 64
 """Branches of a context with a tracking gap, above which the doubted ones expire all the same."""
 
+BRANCH_LIMIT_REASON = "branch limit: the context has as many as it may"
+
 
 def arrive(decision: Decision, call: CallArrival) -> None:
     """A call came: its versions are Active from now on.
@@ -161,6 +163,7 @@ def first_token(decision: Decision, observation: FirstToken) -> None:
     flight = decision.state.flight(observation.call_id, observation.attempt)
     if flight is not None and not flight.prefilled:
         _commit(decision, flight)
+        _expire_beyond(decision, flight, observation.max_branches)
 
 
 def end(decision: Decision, observation: CallEnding) -> None:
@@ -174,6 +177,7 @@ def end(decision: Decision, observation: CallEnding) -> None:
     completed = observation.end is CallEnd.COMPLETED
     if completed and not flight.prefilled:
         _commit(decision, flight)
+        _expire_beyond(decision, flight, observation.max_branches)
     said = flight.wait is not None
     decision.emit(
         CallEnded(
@@ -350,6 +354,21 @@ def _expire_doubted(decision: Decision, flight: Flight, branch: Branch) -> None:
             decision.emit(
                 BranchExpired(at_ns=decision.at_ns, branch=other.id, reason="the context went on without it")
             )
+
+
+def _expire_beyond(decision: Decision, flight: Flight, limit: int | None) -> None:
+    """Expire branches above the limit: the doubted first, then the one that was silent longest.
+
+    The one that just went on stays, and so do those that calls are on.
+    """
+    while limit is not None and len(decision.state.branches) > limit:
+        state = decision.state
+        in_use = live_ids(state.versions, (flight.tip, *(f.tip for f in state.flights)))
+        spare = [b for b in state.branches if b.tip not in in_use]
+        if not spare:
+            return
+        silent = min(spare, key=lambda b: (not b.doubted_ns, b.since_ns, b.id))
+        decision.emit(BranchExpired(at_ns=decision.at_ns, branch=silent.id, reason=BRANCH_LIMIT_REASON))
 
 
 def _reproduced(state: ContextState, branch: Branch, flight: Flight) -> bool:

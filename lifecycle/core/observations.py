@@ -190,24 +190,29 @@ class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallMapping(_Observation, frozen=True, kw_only=True):
-    """The prompt of a call in tokens. `budget_left_bytes` is what the tenant may still pin at that time."""
+    """The prompt of a call in tokens. What the tenant may still pin at that time: None is without limit."""
 
     call_id: str
     attempt: int
     mapping: PromptMapping
     bytes_per_token: int = 0
     budget_left_bytes: int | None = None
+    pins_left: int | None = None
 
 
 class FirstToken(_Observation, frozen=True, kw_only=True):
-    """The first token of any choice came back: the prompt is computed."""
+    """The first token of any choice came back: the prompt is computed.
+
+    `max_branches` is how many the context may have; None is without limit.
+    """
 
     call_id: str
     attempt: int
+    max_branches: int | None = None
 
 
 class CallEnding(_Observation, frozen=True, kw_only=True):
-    """A call is over. Token counts are the engine's own; -1 when it did not say."""
+    """A call is over. Token counts are the engine's own; -1 when it did not say. `max_branches` as above."""
 
     call_id: str
     attempt: int
@@ -219,6 +224,7 @@ class CallEnding(_Observation, frozen=True, kw_only=True):
     cached_tokens: int = -1
     output_tokens: int = -1
     detail: str = ""
+    max_branches: int | None = None
 
 
 class GenerationKeys(_Observation, frozen=True, kw_only=True):
@@ -242,6 +248,7 @@ class OperationReceived(_Observation, frozen=True, kw_only=True):
     operation: Operation
     bytes_per_token: int = 0
     budget_left_bytes: int | None = None
+    pins_left: int | None = None
 
 
 class VerificationResult(_Observation, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ from lifecycle.core.observations import (
     SpawnContext,
     UnpinSpan,
 )
-from lifecycle.core.pins import grant_pin, release_held_pin, release_pin
+from lifecycle.core.pins import PinRoom, grant_pin, release_held_pin, release_pin
 from lifecycle.core.state import ROOT, ContextState, Source, path
 from lifecycle.core.tree import editable_list
 
@@ -48,6 +48,7 @@ def receive(decision: Decision, observation: OperationReceived) -> None:
     Numbering begins at 1 per source and context. An operation that closes a gap releases those behind it.
     """
     name, operation = observation.source, observation.operation
+    before, room = decision.state.pins, PinRoom.seen_with(observation)
     source = decision.state.sources.get(name, Source())
     seq = operation.seq
     if seq <= source.applied or seq in source.held:
@@ -66,21 +67,20 @@ def receive(decision: Decision, observation: OperationReceived) -> None:
         else:
             decision.emit(OperationHeld(at_ns=decision.at_ns, source=name, operation=operation))
         return
-    _apply(decision, observation, operation)
+    _apply(decision, name, operation, room)
     while True:
         source = decision.state.sources[name]
         following = source.held.get(source.applied + 1)
         if following is None:
             return
-        _apply(decision, observation, following)
+        _apply(decision, name, following, room.since(before, decision.state.pins))
 
 
-def _apply(decision: Decision, observation: OperationReceived, operation: Operation) -> None:
+def _apply(decision: Decision, name: str, operation: Operation, room: PinRoom) -> None:
     reason = _objection(decision.state, operation)
-    name = observation.source
     source = decision.state.sources.get(name, Source())
     if not reason and isinstance(operation, PinSpan | UnpinSpan):
-        reason = _pin(decision, observation, operation)
+        reason = _pin(decision, operation, room)
     if reason:
         decision.emit(OperationRejected(at_ns=decision.at_ns, source=name, seq=operation.seq, reason=reason))
         return
@@ -146,7 +146,7 @@ def edit_cost(state: ContextState, operation: Operation) -> int | None:
     return messages[start].start % state.chunk_size + behind
 
 
-def _pin(decision: Decision, observation: OperationReceived, operation: PinSpan | UnpinSpan) -> str:
+def _pin(decision: Decision, operation: PinSpan | UnpinSpan, room: PinRoom) -> str:
     branch = decision.state.current_branch()
     if branch is None:
         if isinstance(operation, UnpinSpan) and decision.state.pins:
@@ -154,14 +154,8 @@ def _pin(decision: Decision, observation: OperationReceived, operation: PinSpan 
         return "the context has no list"
     if isinstance(operation, UnpinSpan):
         return release_pin(decision, branch.tip, operation.span)
-    return grant_pin(
-        decision,
-        branch.tip,
-        PinRequest(operation.span, operation.ttl),
-        operation.priority,
-        observation.bytes_per_token,
-        observation.budget_left_bytes,
-    )
+    request = PinRequest(operation.span, operation.ttl)
+    return grant_pin(decision, branch.tip, request, operation.priority, room)
 
 
 def _effect(decision: Decision, operation: Operation) -> None:

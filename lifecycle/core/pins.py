@@ -2,13 +2,41 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from lifecycle.core.decision import Decision
 from lifecycle.core.events import PinMoved, PinRefused, PinReleased, PinSet
-from lifecycle.core.observations import CallMapping, PinRequest, SpanName
+from lifecycle.core.observations import CallMapping, OperationReceived, PinRequest, SpanName
 from lifecycle.core.state import HEAD_INDEX, ContextState, Flight, PinHold, Version, list_path, live_ids, path
 from lifecycle.vocabulary import PIN_TTL_DEFAULT_SECONDS, PIN_TTL_MAX_SECONDS
 
 HEAD_ROLES = frozenset(("system", "developer"))
+
+PIN_BUDGET_REASON = "pin budget"
+PIN_LIMIT_REASON = "pin limit"
+"""How the reason of a refusal begins that is due to a limit of the tenant."""
+
+
+class PinRoom(msgspec.Struct, frozen=True):
+    """What pins cost and what the tenant may still have of them; None is without limit."""
+
+    bytes_per_token: int = 0
+    bytes_left: int | None = None
+    pins_left: int | None = None
+
+    @classmethod
+    def seen_with(cls, observation: CallMapping | OperationReceived) -> "PinRoom":
+        """The room there was when the observation was made."""
+        return cls(observation.bytes_per_token, observation.budget_left_bytes, observation.pins_left)
+
+    def since(self, before: Sequence[PinHold], now: Sequence[PinHold]) -> "PinRoom":
+        """The room that is left once `before` has become `now`: one observation may set several pins."""
+        grown = sum(p.size_bytes for p in now) - sum(p.size_bytes for p in before)
+        return PinRoom(
+            self.bytes_per_token,
+            None if self.bytes_left is None else self.bytes_left - grown,
+            None if self.pins_left is None else self.pins_left - (len(now) - len(before)),
+        )
 
 
 def span_end(state: ContextState, tip: int, span: SpanName) -> Version | str:
@@ -45,8 +73,7 @@ def grant_pin(
     tip: int,
     request: PinRequest,
     priority: int | None,
-    bytes_per_token: int,
-    budget_left_bytes: int | None,
+    room: PinRoom,
 ) -> str:
     """Set or renew a pin; answers why not, or an empty string. The same chain again is the same pin."""
     state = decision.state
@@ -59,10 +86,12 @@ def grant_pin(
     if not 0 < ttl <= PIN_TTL_MAX_SECONDS:
         return f"ttl must be above 0 and at most {PIN_TTL_MAX_SECONDS:.0f} seconds"
     known = next((p for p in state.pins if p.tip == version.id and not p.moving), None)
-    size_bytes = version.end * bytes_per_token
+    size_bytes = version.end * room.bytes_per_token
     needed = size_bytes - (known.size_bytes if known else 0)
-    if budget_left_bytes is not None and needed > budget_left_bytes:
-        return f"pin budget: {needed} bytes needed, {budget_left_bytes} left"
+    if room.bytes_left is not None and needed > max(room.bytes_left, 0):
+        return f"{PIN_BUDGET_REASON}: {needed} bytes needed, {max(room.bytes_left, 0)} left"
+    if room.pins_left is not None and known is None and room.pins_left <= 0:
+        return f"{PIN_LIMIT_REASON}: the tenant holds as many pins as it may"
     until_ns = decision.at_ns + int(ttl * 1e9)
     if known:
         until_ns = max(until_ns, known.until_ns)
@@ -111,15 +140,13 @@ def release_held_pin(decision: Decision, span: SpanName) -> str:
 
 def pin_from_call(decision: Decision, flight: Flight, observation: CallMapping) -> None:
     """Pins and unpins that rode on a call, once its tokens are known. The caller asks once per call."""
-    budget = observation.budget_left_bytes
+    before, room = decision.state.pins, PinRoom.seen_with(observation)
     for request in flight.pins:
         if request.release:
             reason = release_pin(decision, flight.tip, request.span)
         else:
-            held = sum(p.size_bytes for p in decision.state.pins)
-            reason = grant_pin(decision, flight.tip, request, None, observation.bytes_per_token, budget)
-            if budget is not None:
-                budget -= sum(p.size_bytes for p in decision.state.pins) - held
+            left = room.since(before, decision.state.pins)
+            reason = grant_pin(decision, flight.tip, request, None, left)
         if reason:
             decision.emit(PinRefused(at_ns=decision.at_ns, span=str(request.span), reason=reason))
 

@@ -23,6 +23,7 @@ from lifecycle.core.state import ContextState
 from lifecycle.errors import CorruptLog
 from lifecycle.projections.chunk_index import ChunkIndex
 from lifecycle.projections.index_facts import dead_owners
+from lifecycle.projections.tenant_use import TenantUse
 
 CONTEXT_EVENTS = get_args(ContextEvent)
 
@@ -79,9 +80,9 @@ class Contexts:
         self.position = 0
         self.demotions: dict[tuple[str, str], HarmBudgetExceeded] = {}
         """By model and tenant: whose harm budget was exceeded, and who was not rearmed since."""
+        self.use = TenantUse()
         self._uids: dict[ContextKey, dict[Namespace, str]] = {}
         self._finished: OrderedDict[str, None] = OrderedDict()
-        self._pinned_bytes: dict[str, int] = {}
         self._retention_ns = int(retention_seconds * 1e9)
         self._now_ns = 0
 
@@ -148,7 +149,7 @@ class Contexts:
         for uid, state in states.items():
             if uid not in nameless:
                 self._uids.setdefault(state.key, {})[state.namespace] = uid
-            self._charge(state.key.tenant, sum(p.size_bytes for p in state.pins))
+            self.use.change(None, state)
 
     def find(self, key: ContextKey, namespace: Namespace) -> ContextState | None:
         """The context of that name whose tokens live in `namespace`."""
@@ -179,10 +180,6 @@ class Contexts:
         """Every context of a tenant that is still readable."""
         return (s for s in self.states.values() if s.key.tenant == tenant)
 
-    def pinned_bytes(self, tenant: str) -> int:
-        """Bytes that the tenant's pins hold."""
-        return self._pinned_bytes.get(tenant, 0)
-
     def version_of(self, stream: str) -> int:
         """Version of the stream's last event, 0 for a new one."""
         return self.stream_versions.get(stream, 0)
@@ -199,18 +196,11 @@ class Contexts:
         if before is None:
             self._uids.setdefault(after.key, {})[after.namespace] = uid
         self.index.apply(event, before, after)
-        charged = sum(p.size_bytes for p in after.pins) - (
-            sum(p.size_bytes for p in before.pins) if before else 0
-        )
-        self._charge(after.key.tenant, charged)
+        self.use.change(before, after)
         if after.closed and not after.versions:
             self._finish(uid)
         else:
             self._finished.pop(uid, None)
-
-    def _charge(self, tenant: str, size_bytes: int) -> None:
-        if size_bytes:
-            self._pinned_bytes[tenant] = self.pinned_bytes(tenant) + size_bytes
 
     def _finish(self, uid: str) -> None:
         self._finished[uid] = None
@@ -234,6 +224,7 @@ class Contexts:
     def _forget(self, uid: str) -> None:
         del self._finished[uid]
         state = self.states.pop(uid)
+        self.use.change(state, None)
         self.stream_versions.pop(context_stream(uid), None)
         known = self._uids.get(state.key, {})
         if known.get(state.namespace) == uid:

@@ -39,7 +39,9 @@ def test_make_targets_exist(words):
 
 @pytest.mark.parametrize("words", [w for w in commands() if w[0] == "kvtether"], ids=" ".join)
 def test_commands_and_their_flags_exist(words):
-    command = typer.main.get_group(app).commands[words[1]]
+    command, rest = typer.main.get_group(app).commands[words[1]], iter(words[2:])
+    while hasattr(command, "commands"):
+        command = command.commands[next(rest)]
     options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words[2:] if word.startswith("--")} <= options
 

@@ -4,6 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from lifecycle.ports import EventLog
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.store.redis_streams import RedisEventLog
@@ -43,3 +45,10 @@ ADAPTERS = (
     Adapter("sqlite", _sqlite, shared=True),
     Adapter("redis", _redis, shared=True),
 )
+
+Connect = Callable[[], Awaitable[EventLog]]
+
+shared = pytest.mark.parametrize(
+    "adapter", [a for a in ADAPTERS if a.shared], ids=lambda adapter: adapter.name, indirect=True
+)
+"""For tests of several connections to one log."""

@@ -1,7 +1,7 @@
 """The `EventLog` contract, on every adapter."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,10 +13,8 @@ from lifecycle.core.events import CallArrived, Event, ListGrown, RecordedEvent
 from lifecycle.core.observations import MessageFact
 from lifecycle.errors import InvalidObservation, LogUnavailable, VersionConflict
 from lifecycle.ports import EventLog
-from tests.conformance.event_log_adapters import ADAPTERS, Adapter
+from tests.conformance.event_log_adapters import ADAPTERS, Adapter, Connect, shared
 from tests.lifecycle.core.event_examples import EVENT_TYPES, full
-
-Connect = Callable[[], Awaitable[EventLog]]
 
 
 def grown(*counts: int) -> list[Event]:
@@ -35,35 +33,6 @@ async def stream_of(log: EventLog, stream: str, after_version: int = 0) -> list[
 
 async def all_of(log: EventLog, after_position: int = 0) -> list[RecordedEvent]:
     return [r async for r in log.read_all(after_position)]
-
-
-@pytest.fixture(params=ADAPTERS, ids=lambda adapter: adapter.name)
-def adapter(request: pytest.FixtureRequest) -> Adapter:
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-async def connect(adapter: Adapter, tmp_path: Path) -> AsyncIterator[Connect]:
-    opened: list[EventLog] = []
-
-    async def one_more() -> EventLog:
-        opened.append(await adapter.connect(tmp_path))
-        return opened[-1]
-
-    yield one_more
-    for log in opened:
-        await log.close()
-
-
-@pytest.fixture
-async def log(connect: Connect) -> EventLog:
-    return await connect()
-
-
-shared = pytest.mark.parametrize(
-    "adapter", [a for a in ADAPTERS if a.shared], ids=lambda adapter: adapter.name, indirect=True
-)
-"""For tests of several connections to one log."""
 
 
 async def test_a_new_log_is_empty(log: EventLog) -> None:

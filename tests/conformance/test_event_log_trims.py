@@ -1,7 +1,7 @@
 """Trimmed logs, on every adapter: what is gone is gone from the beginning, and nothing else changes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from lifecycle.core.events import Event, ListGrown, RecordedEvent
 from lifecycle.errors import VersionConflict
 from lifecycle.ports import EventLog
-from tests.conformance.event_log_adapters import ADAPTERS, Adapter
-
-Connect = Callable[[], Awaitable[EventLog]]
+from tests.conformance.event_log_adapters import ADAPTERS, Adapter, Connect, shared
 
 
 def grown(*counts: int) -> list[Event]:
@@ -36,35 +34,6 @@ async def trimmed(log: EventLog, through: int, streams: Collection[str]) -> int:
     while (again := await log.trim(through, streams)) != first:
         first = again
     return first
-
-
-@pytest.fixture(params=ADAPTERS, ids=lambda adapter: adapter.name)
-def adapter(request: pytest.FixtureRequest) -> Adapter:
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-async def connect(adapter: Adapter, tmp_path: Path) -> AsyncIterator[Connect]:
-    opened: list[EventLog] = []
-
-    async def one_more() -> EventLog:
-        opened.append(await adapter.connect(tmp_path))
-        return opened[-1]
-
-    yield one_more
-    for log in opened:
-        await log.close()
-
-
-@pytest.fixture
-async def log(connect: Connect) -> EventLog:
-    return await connect()
-
-
-shared = pytest.mark.parametrize(
-    "adapter", [a for a in ADAPTERS if a.shared], ids=lambda adapter: adapter.name, indirect=True
-)
-"""For tests of several connections to one log."""
 
 
 async def test_a_new_log_begins_at_1(log: EventLog) -> None:

@@ -110,7 +110,10 @@ async def test_what_a_call_generated_before_it_hung_up_is_freed(world: World) ->
     await world.until_confirmed(prompt)
     await world.until_gone(generated)
     await cache.await_tiers(generated, NOWHERE)
-    assert await cache.where(prompt) == [BOTH] * len(prompt)
+    # A last chunk that ends in what the template puts before an answer went with the answer.
+    listed = await cache.head_keys(agent.messages)
+    assert len(listed) >= len(prompt) - 1
+    assert await cache.where(listed) == [BOTH] * len(listed)
     assert_books_equal_a_recount(world)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from engine_bridge.stack.engine_stack import EngineStack
 from lifecycle.core.events import PinMoved, PinReleased
+from proxy.config import LimitsConfig
 from tests.e2e.agent import BOTH, NOWHERE, Agent, Cache, World, config_for, prose, world_of
 
 
@@ -57,7 +58,7 @@ async def test_a_pin_survives_close_and_unpin_frees_it(pinning: World) -> None:
     state = world.state(agent.ctx)
     assert state is not None
     assert len(state.pins) == 1, "a second identical pin changes nothing"
-    assert world.runtime.tracker.contexts.pinned_bytes("default") == state.pins[0].size_bytes
+    assert world.runtime.tracker.contexts.use.of("default").pinned_bytes == state.pins[0].size_bytes
 
     await agent.ops({"op": "close"})
     await world.until_gone(rest)
@@ -71,7 +72,7 @@ async def test_a_pin_survives_close_and_unpin_frees_it(pinning: World) -> None:
     await world.until_gone(held)
     await cache.await_tiers(held, NOWHERE)
     assert await coordinator_holds(world, held) == [0] * len(held)
-    assert world.runtime.tracker.contexts.pinned_bytes("default") == 0
+    assert world.runtime.tracker.contexts.use.of("default").pinned_bytes == 0
 
 
 async def test_the_end_of_its_lease_frees_a_pin(pinning: World) -> None:
@@ -130,8 +131,8 @@ async def test_the_budget_refuses_with_a_reason(
 ) -> None:
     config = config_for(engine_stack, tmp_path)
     bytes_per_token = 2 * 2 * 32 * 2  # two layers, key and value, one head of 32, two bytes
-    budget = msgspec.structs.replace(config.cache, pin_budget_bytes=bytes_per_token * 700)
-    async with world_of(cache, msgspec.structs.replace(config, cache=budget)) as world:
+    budget = LimitsConfig(pinned_bytes=bytes_per_token * 700)
+    async with world_of(cache, msgspec.structs.replace(config, limits=budget)) as world:
         agent = world.agent("spender")
         for _ in range(3):
             await agent.say(prose(40))
@@ -149,4 +150,4 @@ async def test_the_budget_refuses_with_a_reason(
         assert refused["reason"] == (
             f"pin budget: {whole * bytes_per_token} bytes needed, {700 * bytes_per_token} left"
         )
-        assert world.runtime.tracker.contexts.pinned_bytes("default") == system * bytes_per_token
+        assert world.runtime.tracker.contexts.use.of("default").pinned_bytes == system * bytes_per_token

@@ -11,11 +11,17 @@ from uvicorn.server import ServerState
 
 
 @asynccontextmanager
-async def serve(app: Any) -> AsyncIterator[int]:
-    """Serve `app` with uvicorn's own protocol class; gives the port. Calls still open at the end are
-    cancelled."""
+async def serve(app: Any, http: Any = "auto") -> AsyncIterator[int]:
+    """Serve `app` with uvicorn's own protocol class, or another; gives the port. Calls still open at the end
+    are cancelled."""
     config = uvicorn.Config(
-        app, lifespan="off", log_level="critical", server_header=False, date_header=False, ws="none"
+        app,
+        lifespan="off",
+        log_level="critical",
+        server_header=False,
+        date_header=False,
+        ws="none",
+        http=http,
     )
     config.load()
     state = ServerState()

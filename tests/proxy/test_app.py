@@ -11,7 +11,9 @@ from lifecycle.core.events import CallEnded
 from lifecycle.store.sql import SqlEventLog
 from lifecycle.vocabulary import CallEnd
 from proxy.app import serving
+from proxy.auth import KeyScope
 from proxy.config import Config, InvalidConfig, KeyConfig, Listener, UpstreamConfig
+from proxy.keys import create_key, revoke_key
 from tests.proxy.live_server import RawClient
 from tests.proxy.scripted_upstream import Exchange, chat_chunks
 from tests.proxy.whole_proxy import lifecycle, user, whole_proxy
@@ -25,6 +27,31 @@ async def test_an_address_that_everybody_reaches_needs_keys(listener: str) -> No
     with pytest.raises(InvalidConfig, match="api_keys"):
         async with serving(Config(upstream=NOWHERE, log_url="memory:", **open_)):  # type: ignore[arg-type]
             pass
+
+
+async def test_told_otherwise_it_is_served_to_everybody(tmp_path: Path) -> None:
+    everywhere = Listener("0.0.0.0", 0)
+    async with whole_proxy(
+        tmp_path, ready=False, data=everywhere, admin=everywhere, keyless_network=True
+    ) as it:
+        port, admin = (url.rpartition(":")[2] for url in (it.up.data_url, it.up.admin_url))
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"http://127.0.0.1:{port}/v1/models")).status_code == 200
+            by_address, by_name = {"host": f"10.1.2.3:{admin}"}, {"host": f"rebound.example:{admin}"}
+            tiers = f"http://127.0.0.1:{admin}/kv/v1/tiers"
+            assert (await client.get(tiers, headers=by_address)).status_code == 200
+            assert (await client.get(tiers, headers=by_name)).status_code == 403
+
+
+async def test_a_keys_file_in_which_no_key_is_valid_serves_nobody_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    record, key, _ = create_key(path, "t", frozenset({KeyScope.ADMIN}), 1)
+    revoke_key(path, record.id, 1)
+    everywhere = Listener("0.0.0.0", 0)
+    async with whole_proxy(tmp_path, ready=False, data=everywhere, keys_file=str(path)) as it:
+        port = it.up.data_url.rpartition(":")[2]
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {key}"}) as client:
+            assert (await client.get(f"http://127.0.0.1:{port}/v1/models")).status_code == 401
 
 
 async def test_with_keys_it_may_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

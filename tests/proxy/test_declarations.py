@@ -9,11 +9,14 @@ import pytest
 
 from lifecycle.core.ids import Namespace
 from lifecycle.core.observations import AppendMessages, Operation, PinSpan, SpawnContext
+from lifecycle.core.pins import PinRoom
 from lifecycle.core.state import ContextState
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import OperationStatus, Tier
-from proxy.declarations import Declarations, PinTerms
+from proxy.config import LimitsConfig
+from proxy.declarations import Declarations
+from proxy.limits import Limits
 from proxy.mailbox import Mailboxes
 from proxy.tasks import owned_tasks
 from tests.lifecycle.core.story import NAMESPACE
@@ -21,19 +24,21 @@ from tests.lifecycle.fake_cache import EVERYTHING, FakeCache
 from tests.lifecycle.lives import Agent, CountedIds, ManualClock, chain_of
 
 WORDS = "s1 u1 a1"
+BYTES_PER_TOKEN = 10
 
 
 class Scene:
     def __init__(self, mailboxes: Mailboxes) -> None:
         self.tracker = Tracker(MemoryEventLog(), ManualClock())
-        self.terms = PinTerms(bytes_per_token=10)
+        self.own: dict[str, LimitsConfig] = {}
         self.cache = FakeCache()
         self.namespace: Namespace | None = NAMESPACE
         self.declarations = Declarations(
             self.tracker,
             mailboxes,
             CountedIds(),
-            lambda: self.terms,
+            Limits(self.tracker, LimitsConfig(), self.own),
+            lambda: BYTES_PER_TOKEN,
             lambda: self.cache.capabilities,
             lambda: self.namespace,
         )
@@ -58,13 +63,16 @@ async def scene() -> AsyncIterator[Scene]:
 async def test_a_pin_is_granted_within_the_budget_and_refused_with_a_reason() -> None:
     async with scene() as it:
         num_tokens = max(v.end for v in it.tracker.contexts.states["uid"].versions.values())
-        it.terms = PinTerms(bytes_per_token=10, budget_bytes=num_tokens * 10 + 100)
+        budget = num_tokens * BYTES_PER_TOKEN + 100
+        it.own |= dict.fromkeys(("t", "somebody else"), LimitsConfig(pinned_bytes=budget))
         first = await it.pin(1)
         assert first.status is OperationStatus.APPLIED
-        held = it.tracker.contexts.pinned_bytes("t")
+        held = it.tracker.contexts.use.of("t").pinned_bytes
         assert 0 < held <= num_tokens * 10
-        assert it.declarations.pin_budget("t") == (10, num_tokens * 10 + 100 - held)
-        assert it.declarations.pin_budget("somebody else") == (10, num_tokens * 10 + 100)
+        async with it.declarations.pin_room("t", sets_pins=True) as room:
+            assert room == PinRoom(BYTES_PER_TOKEN, budget - held, None)
+        async with it.declarations.pin_room("somebody else", sets_pins=False) as room:
+            assert room == PinRoom(BYTES_PER_TOKEN, budget, None)
         refused = await it.pin(2, (0, 2))
         assert refused.status is OperationStatus.REJECTED
         assert "budget" in refused.reason
@@ -74,10 +82,10 @@ async def test_a_pin_is_granted_within_the_budget_and_refused_with_a_reason() ->
 async def test_the_same_pin_again_changes_nothing_but_its_lease() -> None:
     async with scene() as it:
         await it.pin(1)
-        held = it.tracker.contexts.pinned_bytes("t")
+        held = it.tracker.contexts.use.of("t").pinned_bytes
         again = await it.pin(2)
         assert again.status is OperationStatus.APPLIED
-        assert it.tracker.contexts.pinned_bytes("t") == held
+        assert it.tracker.contexts.use.of("t").pinned_bytes == held
         assert len(it.tracker.contexts.states["uid"].pins) == 1
         assert (await it.pin(2)).status is OperationStatus.DUPLICATE
 

@@ -101,7 +101,8 @@ async def test_a_pin_of_an_earlier_run_is_renewed_moved_on_and_unpinned(tmp_path
         assert len(far) == 1
         await it.ops({**UNPIN, "seq": 2}, source="t")
         await it.until(lambda: not far)
-        await it.until(lambda: not it.runtime.pins.changing(it.context("a").uid))
+        await it.runtime.pins.settled()
+        assert not it.runtime.pins.changing(it.context("a").uid)
     assert await kept(tmp_path) == set()
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from lifecycle.vocabulary import DirectiveOutcome, Mode
+from proxy.limits import Limit
+from proxy.metrics import MAX_TENANTS
 from tests.proxy.toy_model import NAME
 from tests.proxy.whole_proxy import Whole, lifecycle, user, whole_proxy
 
@@ -26,6 +28,11 @@ NAMED = {
     "kvtether_harm_budget_exceeded",
     "kvtether_regretted_tokens",
     "kvtether_untracked_calls",
+    "kvtether_limited",
+    "kvtether_tenant_calls_in_flight",
+    "kvtether_tenant_contexts",
+    "kvtether_tenant_pins",
+    "kvtether_tenant_pinned_bytes",
     "kvtether_contexts",
     "kvtether_contexts_unmapped",
     "kvtether_contexts_gapped",
@@ -112,3 +119,14 @@ async def test_nothing_that_a_client_chooses_becomes_a_label(tmp_path: Path) -> 
         assert len(text.splitlines()) == before
         outcomes = {f'outcome="{o}"' for o in DirectiveOutcome}
         assert all(o in outcomes for o in re.findall(r'outcome="[^"]*"', text))
+
+
+async def test_only_so_many_tenants_get_series_of_their_own(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        metrics = it.runtime.metrics
+        for n in range(3 * MAX_TENANTS):
+            metrics.limited(f"tenant-{n}", Limit.CALLS)
+        counted = {k: v for k, v in (await scraped(it)).items() if k.startswith("kvtether_limited_total{")}
+        assert len(counted) == MAX_TENANTS + 1
+        assert counted["kvtether_limited_total{limit=concurrent_calls,tenant=(others)}"] == 2 * MAX_TENANTS
+        assert sum(counted.values()) == 3 * MAX_TENANTS

@@ -14,9 +14,10 @@ from proxy.errors import (
     Forbidden,
     MethodRefused,
     NoSuchPath,
+    TooManyCalls,
     Unauthenticated,
 )
-from proxy.problems import openai_error, problem
+from proxy.problems import caller_error, openai_error, problem
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ from proxy.problems import openai_error, problem
         (ConnectFailed("x"), 502),
         (FirstByteTimeout("x"), 504),
         (Draining("x"), 503),
+        (TooManyCalls("x"), 429),
         (NoSuchPath("x"), 404),
         (MethodRefused("x"), 405),
         (BodyTooLarge("x"), 413),
@@ -55,5 +57,25 @@ def test_the_unexpected_keeps_its_text_to_itself() -> None:
 
 
 def test_a_client_knows_when_to_come_back_and_how_to_authenticate() -> None:
-    assert dict(openai_error(Draining("x")).headers)[b"retry-after"].isdigit()
+    for error in (Draining("x"), TooManyCalls("x")):
+        for answer in (openai_error(error), caller_error(error, "/v1/messages")):
+            assert dict(answer.headers)[b"retry-after"].isdigit()
     assert dict(problem(Unauthenticated("x")).headers)[b"www-authenticate"] == b"Bearer"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (Unauthenticated("x"), 401, "authentication_error"),
+        (TooManyCalls("x"), 429, "rate_limit_error"),
+        (Draining("x"), 503, "overloaded_error"),
+        (ConnectFailed("x"), 502, "api_error"),
+    ],
+)
+def test_who_speaks_anthropics_api_is_answered_in_it(error: Exception, status: int, kind: str) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        answer = caller_error(error, path)
+        assert answer.status == status
+        assert json.loads(answer.body) == {"type": "error", "error": {"type": kind, "message": "x"}}
+    for path in ("/v1/chat/completions", "/v1/messagesx"):
+        assert caller_error(error, path) == openai_error(error)

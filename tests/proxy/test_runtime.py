@@ -5,7 +5,7 @@ import multiprocessing
 from pathlib import Path
 
 from lifecycle.core.ids import Namespace
-from lifecycle.core.observations import ContextOpened
+from lifecycle.core.observations import CloseRequested, ContextOpened
 from lifecycle.ports import SelfTest
 from lifecycle.store.opening import open_log
 from lifecycle.vocabulary import DirectiveOutcome, IdentityRung, Mode
@@ -77,8 +77,10 @@ async def test_nothing_is_planned_before_the_self_test_has_run(tmp_path: Path) -
     cache = Slow(chunk_size=CHUNK)
     async with whole_proxy(tmp_path, cache=cache, ready=False) as it:
         assert not it.runtime.self_test.ok
-        await it.chat(LIST, lifecycle(ctx="a"))
-        await it.ops({"op": "close", "seq": 1, "ctx": "a"})
+        body = {"model": NAME, "messages": LIST}
+        await it.data.post("/v1/chat/completions", json=body, headers=lifecycle(ctx="a"))
+        await it.until(lambda: bool(it.runtime.tracker.contexts.states) and bool(it.context("a").flights))
+        await it.runtime.tracker.observe(it.context("a").uid, CloseRequested(at_ns=1, reason="test"))
         assert not it.runtime.tracker.contexts.directives
         told.set()
         await asyncio.wait_for(it.runtime.prepared.wait(), 10)

@@ -203,6 +203,7 @@ class Story:
         head: str = "head",
         stripped: Iterable[str] = (),
         budget: int | None = None,
+        pins_left: int | None = None,
         tools_end: int = 0,
     ) -> list[ContextEvent]:
         """The call's tokens become known."""
@@ -215,13 +216,16 @@ class Story:
                 mapping=mapping,
                 bytes_per_token=BYTES_PER_TOKEN,
                 budget_left_bytes=budget,
+                pins_left=pins_left,
             )
         )
 
-    def first(self, call: str = "c1", attempt: int = 1) -> list[ContextEvent]:
+    def first(
+        self, call: str = "c1", attempt: int = 1, max_branches: int | None = None
+    ) -> list[ContextEvent]:
         """The first token came."""
         self.now += SECOND // 1000
-        return self.see(FirstToken(at_ns=self.now, call_id=call, attempt=attempt))
+        return self.see(FirstToken(at_ns=self.now, call_id=call, attempt=attempt, max_branches=max_branches))
 
     def end(
         self,
@@ -271,6 +275,7 @@ class Story:
         seq: int | None = None,
         *,
         budget: int | None = None,
+        pins_left: int | None = None,
         **fields: object,
     ) -> list[ContextEvent]:
         """A declared operation; without `seq` the next one."""
@@ -285,6 +290,7 @@ class Story:
                 operation=operation(seq=seq, ctx="ctx", **fields),
                 bytes_per_token=BYTES_PER_TOKEN,
                 budget_left_bytes=budget,
+                pins_left=pins_left,
             )
         )
 

@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from lifecycle.core.events import CallMapped, GenerationMapped
+from lifecycle.core.calls import BRANCH_LIMIT_REASON
+from lifecycle.core.events import BranchExpired, CallMapped, GenerationMapped
 from lifecycle.core.observations import CallMapping, GenerationKeys, PromptMapping, ReplaceMessages
 from lifecycle.core.state import version_states
 from lifecycle.errors import InvalidObservation
@@ -652,3 +653,52 @@ def test_the_calls_own_wait_is_taken_before_the_answers() -> None:
     story.end(wait=WaitKind.TOOL)
     assert story.state.wait is WaitKind.HUMAN
     assert story.state.wait_eta == 3.0
+
+
+# -- a limit to branches ----------------------------------------------------------------------------------
+
+
+def side_by_side(num: int, limit: int | None) -> Story:
+    """As many calls at once, each with a list of its own; all of them are over."""
+    story = Story()
+    for n in range(num):
+        story.arrive(f"s0 u{n}", f"c{n}")
+    for n in range(num):
+        story.map(f"c{n}")
+        story.first(f"c{n}", max_branches=limit)
+    assert len(story.state.branches) == num  # calls are on them: none may go
+    for n in range(num):
+        story.end(f"c{n}")
+    return story
+
+
+def test_branches_above_the_limit_expire_and_the_one_that_was_silent_longest_first() -> None:
+    story = side_by_side(4, 3)
+    story.arrive("s0 u3 a3 u9", "c9")
+    story.map("c9")
+    expired = [e for e in story.first("c9", max_branches=3) if isinstance(e, BranchExpired)]
+    assert [e.reason for e in expired] == [BRANCH_LIMIT_REASON]
+    assert "s0 u0" not in story.live()
+    assert {"s0 u1", "s0 u2", "s0 u3 a3 u9"} <= story.live().keys()
+
+
+def test_doubted_branches_go_before_open_ones_and_the_call_own_never() -> None:
+    story = Story()
+    story.call("s0 u1", "c1")
+    story.call("s0 u2", "c2")  # an undeclared edit: the first list is doubted
+    doubted = [b.id for b in story.state.branches if b.doubted_ns]
+    assert len(doubted) == 1
+    story.arrive("s0 u3", "c3")
+    story.map("c3")
+    expired = [e.branch for e in story.first("c3", max_branches=2) if isinstance(e, BranchExpired)]
+    assert expired == doubted
+    story.end("c3")
+    story.arrive("s0 u4", "c4")
+    story.map("c4")
+    story.first("c4", max_branches=1)
+    assert [story.path_of("s0 u4").id] == [b.tip for b in story.state.branches]
+
+
+def test_without_a_limit_every_branch_stays() -> None:
+    story = side_by_side(100, None)
+    assert len(story.state.branches) == 100

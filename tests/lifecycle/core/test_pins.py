@@ -3,7 +3,8 @@
 import pytest
 
 from lifecycle.core.events import OperationRejected, PinMoved, PinRefused, PinSet
-from lifecycle.core.observations import PinSpan, RemoveMessages, ReplaceMessages, UnpinSpan
+from lifecycle.core.observations import DeclareResumed, PinSpan, RemoveMessages, ReplaceMessages, UnpinSpan
+from lifecycle.core.pins import PIN_LIMIT_REASON
 from lifecycle.vocabulary import VersionState
 from tests.lifecycle.core.story import BYTES_PER_TOKEN, SECOND, Story, mapping_of, pin, unpin
 
@@ -315,3 +316,35 @@ def test_pins_of_one_call_share_the_budget() -> None:
     assert len(story.state.pins) == 0
     refused = [e for e in story.seen if isinstance(e, PinRefused)]
     assert [e.span for e in refused] == ["(0, 2)"]
+
+
+def test_pins_beyond_their_number_are_refused_and_renewing_needs_no_room() -> None:
+    story = Story()
+    story.call("s0 u1")
+    story.do(PinSpan, span=(0, 1), pins_left=1)
+    story.do(PinSpan, span=(0, 2), pins_left=0)
+    (event,) = story.seen
+    assert isinstance(event, OperationRejected)
+    assert event.reason.startswith(PIN_LIMIT_REASON)
+    story.do(PinSpan, span=(0, 1), pins_left=0)
+    assert "PinSet" in story.names()
+    assert len(story.state.pins) == 1
+
+
+def test_pins_of_one_call_share_their_number() -> None:
+    story = Story()
+    story.arrive("s0 u1 a1", pins=(pin((0, 1)), pin((0, 2)), unpin((0, 1)), pin((0, 3))))
+    story.map(pins_left=1)
+    assert [p.index for p in story.state.pins] == [2]
+    assert [e.span for e in story.seen if isinstance(e, PinRefused)] == ["(0, 2)"]
+
+
+def test_pins_that_waited_for_one_operation_share_the_room() -> None:
+    story = Story()
+    story.call("s0 u1 a1")
+    story.do(PinSpan, 2, span=(0, 1))
+    story.do(PinSpan, 3, span=(0, 2))
+    first = mapping_of(["s0"]).message_ends[0]
+    story.do(DeclareResumed, 1, budget=first * BYTES_PER_TOKEN)
+    assert len(story.state.pins) == 1
+    assert [e.seq for e in story.seen if isinstance(e, OperationRejected)] == [3]

@@ -70,10 +70,10 @@ async def test_pinned_bytes_are_what_the_pins_hold(tracker: Tracker) -> None:
             OperationReceived(at_ns=agent.now, source="s", operation=pin, bytes_per_token=BYTES_PER_TOKEN),
         )
         held = sum(p.size_bytes for a in agents[: n + 1] for p in a.state.pins)
-        assert tracker.contexts.pinned_bytes("t") == held > 0
+        assert tracker.contexts.use.of("t").pinned_bytes == held > 0
     for agent in agents:
         await tracker.observe(agent.uid, PinsDropped(at_ns=agent.now, reason="r"))
-    assert tracker.contexts.pinned_bytes("t") == 0
+    assert tracker.contexts.use.of("t").pinned_bytes == 0
 
 
 async def test_a_directive_is_followed_from_proposal_to_outcome(tracker: Tracker) -> None:

@@ -1,0 +1,77 @@
+"""Whose call it is, and whether there is room for what it brings."""
+
+import msgspec
+
+from lifecycle.core.ids import ContextKey, Namespace
+from lifecycle.ports import IdSource
+from lifecycle.tracker import Tracker
+from proxy.followed_call import FollowedCall
+from proxy.identity import LineageIndex, identify
+from proxy.lifecycle_fields import LifecycleFields
+from proxy.limits import Limits
+from proxy.modes import Modes
+from proxy.tracked_call import CallRequest
+
+
+class CallRecognition:
+    """Turns a call and what it says of itself into a request to follow it. Nothing here waits."""
+
+    def __init__(
+        self, tracker: Tracker, modes: Modes, lineage: LineageIndex, ids: IdSource, limits: Limits
+    ) -> None:
+        self._tracker = tracker
+        self._modes = modes
+        self._lineage = lineage
+        self._ids = ids
+        self._limits = limits
+
+    def request(
+        self, tenant: str, namespace: Namespace, asked: FollowedCall, fields: LifecycleFields, harness: str
+    ) -> CallRequest:
+        """Find the call's context, or name the one to be opened.
+
+        No limit fails a call: operations without room are left out, and a call that would open a context too
+        many is served as a one-off of its own. The call's `x-kv-lifecycle-error` says so.
+        """
+        fields = self._within_op_limit(tenant, fields)
+        identity = identify(tenant, fields, asked, self._lineage)
+        call_id = fields.call or self._ids.new("call")
+        context_id = identity.context_id or self._ids.new("ctx")
+        known = self._tracker.contexts.find(ContextKey(tenant, context_id), namespace)
+        used = known is not None and known.attempts and call_id not in known.attempts
+        if fields.one_off and used:
+            context_id = f"{context_id}~{self._ids.new('once')}"
+            known = None
+        uid = known.uid if known is not None else self._ids.new("c")
+        one_off = fields.one_off or (known is not None and known.one_off)
+        opens = not one_off and (known is None or not known.open)
+        refusal = self._limits.open_context(tenant, uid) if opens else ""
+        if refusal:
+            # Its own name stays free for when there is room, and its list is not remembered.
+            context_id, uid = f"{context_id}~{self._ids.new('once')}", self._ids.new("c")
+            one_off, errors = True, (*fields.errors, f"{refusal}; the call is a one-off")
+            fields = msgspec.structs.replace(fields, one_off=True, errors=errors)
+        else:
+            self._lineage.observe_call(tenant, context_id, call_id, asked)
+        return CallRequest(
+            tenant=tenant,
+            mode=self._modes.of_context(uid, namespace.model, tenant),
+            arm=self._modes.arm_of(uid, namespace, tenant),
+            harness=harness,
+            namespace=namespace,
+            identity=msgspec.structs.replace(identity, context_id=context_id),
+            uid=uid,
+            call_id=call_id,
+            awaits_plan=asked.num_prompts == 1 and (one_off or fields.seq is not None),
+            asked=asked,
+            fields=fields,
+        )
+
+    def _within_op_limit(self, tenant: str, fields: LifecycleFields) -> LifecycleFields:
+        """The fields without the operations that there is no room for, and a word about them."""
+        for index, _ in enumerate(fields.ops):
+            if self._limits.operation(tenant):
+                where = f"ops from number {index + 1} on" if index else "ops"
+                errors = (*fields.errors, f"{where}: {self._limits.operation_refusal(tenant)}")
+                return msgspec.structs.replace(fields, ops=fields.ops[:index], errors=errors)
+        return fields
