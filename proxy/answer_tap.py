@@ -1,7 +1,7 @@
 """What an answer said, read beside the stream: the bytes go to the client whether or not we understand them.
 
-The tap sees the chunks of an answer to a chat completion, a completion or a Messages call, streamed or not,
-compressed or not. Which of them it is, the answer itself tells.
+The tap sees the chunks of an answer of any followed API, streamed or not, compressed or not. Which of them
+it is, the answer itself tells.
 It never raises for what an engine sent, holds nothing back and bounds what it remembers.
 """
 
@@ -11,13 +11,18 @@ from typing import Any
 import msgspec
 
 from proxy.answer_facts import AnswerFacts, ChoiceFact, ToolCallFact, Usage
-from proxy.messages_answer import MESSAGE_KINDS, MessagesAnswer
+from proxy.generate_answer import GenerateAnswer
+from proxy.messages_answer import MessagesAnswer
+from proxy.responses_answer import ResponsesAnswer
 from proxy.sse import EventSplitter
 
 DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
 """Decoded bytes after which the tap stops reading one answer."""
 
 _DONE = b"[DONE]"
+
+_APIS = (MessagesAnswer, ResponsesAnswer, GenerateAnswer)
+"""Those whose answers are not like a chat completion's. Each reads one answer."""
 
 
 class AnswerTap:
@@ -45,7 +50,7 @@ class AnswerTap:
         elif coding not in ("", "identity"):
             self._blind = f"content-encoding {coding}"
         self._choices: dict[int, _OpenChoice] = {}
-        self._message = MessagesAnswer()
+        self._other: MessagesAnswer | ResponsesAnswer | GenerateAnswer | None = None
         self._facts: dict[str, Any] = {}
         self._num_events = 0
         self._num_malformed = 0
@@ -81,15 +86,15 @@ class AnswerTap:
             self._take_document(b"".join(self._body))
             self._body.clear()
             self.finished = self._num_malformed == 0
-            self.first_token = self.finished and (bool(self._choices) or self._message.started)
+            self.first_token = self.finished and (bool(self._choices) or self._other is not None)
 
     def facts(self) -> AnswerFacts:
         """What is known now; may be asked at any time, also after a break."""
         choices = tuple(self._choices[index].fact() for index in sorted(self._choices))
         told = self._facts
-        if self._message.started:
-            choices = (self._message.choice(),)
-            told = {**told, **self._message.facts()}
+        if self._other is not None and self._other.started:
+            choices = self._other.choices()
+            told = {**told, **self._other.facts()}
         finished = bool(choices) and all(choice.finish_reason for choice in choices)
         return AnswerFacts(
             status=self._status,
@@ -115,13 +120,15 @@ class AnswerTap:
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._num_malformed += 1
             return
+        other = self._other or next((api() for api in _APIS if api.knows(document)), None)
+        if other is not None and other.knows(document):
+            self._other = other
+            generated = other.take(document)
+            self.first_token = self.first_token or (generated and self._streamed)
+            self.finished = self.finished or other.finished
+            return
         if not isinstance(document, dict):
             self._num_malformed += 1
-            return
-        if document.get("type") in MESSAGE_KINDS:
-            generated = self._message.take(document)
-            self.first_token = self.first_token or (generated and self._streamed)
-            self.finished = self.finished or self._message.finished
             return
         self._take_fields(document)
         choices = document.get("choices")
@@ -148,7 +155,7 @@ class AnswerTap:
         if error is not None:
             message = error.get("message") if isinstance(error, dict) else error
             self._facts["error"] = str(message)
-        elif document.get("object") == "error":
+        elif "error" in (document.get("object"), document.get("type")):
             self._facts["error"] = str(document.get("message"))
 
     def _take_prompt_ids(self, holder: dict[str, Any]) -> None:

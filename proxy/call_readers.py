@@ -7,7 +7,9 @@ from typing import Any, Protocol
 from proxy.chat_request import read_chat
 from proxy.completion_request import read_completion
 from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode_body
+from proxy.generate_request import read_generate
 from proxy.messages_request import read_messages
+from proxy.responses_request import read_responses
 
 OFF_LOOP_BYTES = 64 * 1024
 """Bodies larger than this are read in a worker thread."""
@@ -26,6 +28,8 @@ READERS: Mapping[str, CallReader] = {
     "/v1/chat/completions": read_chat,
     "/v1/completions": read_completion,
     "/v1/messages": read_messages,
+    "/v1/responses": read_responses,
+    "/generate": read_generate,
 }
 """By path."""
 

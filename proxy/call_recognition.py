@@ -5,11 +5,13 @@ import msgspec
 from lifecycle.core.ids import ContextKey, Namespace
 from lifecycle.ports import IdSource
 from lifecycle.tracker import Tracker
-from proxy.followed_call import FollowedCall
+from proxy.answer_facts import AnswerFacts
+from proxy.followed_call import FollowedCall, MessageHasher
 from proxy.identity import LineageIndex, identify
 from proxy.lifecycle_fields import LifecycleFields
 from proxy.limits import Limits
 from proxy.modes import Modes
+from proxy.response_chains import ResponseChains
 from proxy.tracked_call import CallRequest
 
 
@@ -17,11 +19,19 @@ class CallRecognition:
     """Turns a call and what it says of itself into a request to follow it. Nothing here waits."""
 
     def __init__(
-        self, tracker: Tracker, modes: Modes, lineage: LineageIndex, ids: IdSource, limits: Limits
+        self,
+        tracker: Tracker,
+        modes: Modes,
+        lineage: LineageIndex,
+        hasher: MessageHasher,
+        ids: IdSource,
+        limits: Limits,
     ) -> None:
         self._tracker = tracker
         self._modes = modes
         self._lineage = lineage
+        self._hasher = hasher
+        self._chains = ResponseChains(hasher)
         self._ids = ids
         self._limits = limits
 
@@ -34,6 +44,7 @@ class CallRecognition:
         many is served as a one-off of its own. The call's `x-kv-lifecycle-error` says so.
         """
         fields = self._within_op_limit(tenant, fields)
+        asked = self._chains.resolved(tenant, asked)
         identity = identify(tenant, fields, asked, self._lineage)
         call_id = fields.call or self._ids.new("call")
         context_id = identity.context_id or self._ids.new("ctx")
@@ -66,6 +77,19 @@ class CallRecognition:
             asked=asked,
             fields=fields,
         )
+
+    def answered(self, request: CallRequest, completed: bool, facts: AnswerFacts) -> None:
+        """The call is over: what its answer looks like when it comes back, and what its id stands for."""
+        asked = request.asked
+        answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
+        if asked.conversation is not None and facts.response_id:
+            answers = [
+                msgspec.structs.replace(a, tool_call_ids=(*a.tool_call_ids, facts.response_id))
+                for a in answers
+            ]
+        self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
+        if completed:
+            self._chains.remember(request.tenant, asked, facts)
 
     def _within_op_limit(self, tenant: str, fields: LifecycleFields) -> LifecycleFields:
         """The fields without the operations that there is no room for, and a word about them."""

@@ -13,7 +13,7 @@ PROMPT_ROLE = "prompt"
 
 def read_completion(document: dict[str, Any], hasher: MessageHasher) -> Sequence[FollowedCall]:
     """The calls of a body, one a prompt. Raises `NotFollowed`."""
-    prompts = given_prompts(document)
+    prompts = given_prompts(document.get("prompt"))
     if not prompts:
         raise NotFollowed("the prompt is neither text nor token ids")
     model, head = model_of(document), hasher.head(document)

@@ -39,12 +39,10 @@ INFERENCE_PATHS = frozenset(
     (
         *READERS,
         "/v1/chat/completions/batch",
-        "/v1/responses",
         "/v1/systemone",
         "/v1/decisions",
         "/v1/score",
         "/inference/v1/generate",
-        "/generate",
         "/generative_scoring",
         "/invocations",
         "/vertex_generate",
@@ -197,7 +195,9 @@ class DataApp:
         if self._modes.pipes_everything:
             return (), "bypass"
         try:
-            return await read_calls(path, body, self._hasher), ""
+            asked = await read_calls(path, body, self._hasher)
+            model = self._tracking.served(asked[0].model)
+            return [msgspec.structs.replace(each, model=model) for each in asked], ""
         except NotFollowed as reason:
             return (), str(reason)
 

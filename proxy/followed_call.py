@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from engine_bridge.mapping.responses import Item
 from engine_bridge.mapping.service import Prompt
 from lifecycle.core.ids import DIGEST_BYTES
 from lifecycle.core.observations import MessageFact, PinRequest
@@ -43,13 +44,30 @@ class MessageShape(msgspec.Struct, frozen=True):
 
     `echo` digests an assistant message as far as clients reproduce it: without reasoning, ids and outer
     whitespace; empty for other roles and for empty messages. `tool_call_ids` are the calls an assistant
-    message makes; `answers` is the id that a tool message answers.
+    message makes, and the id of the response that a message begins or follows; `answers` is the id that a
+    tool message answers.
     """
 
     fact: MessageFact
     echo: bytes = b""
     tool_call_ids: tuple[str, ...] = ()
     answers: str = ""
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a later request may go on with by naming a response, and what this one goes on with.
+
+    `items` as the engine takes them and their `shapes`; `size_bytes` of their texts. `follows` is the id of
+    the response before, empty for none; `known` says that what it stands for is. `kept` says that the answer
+    may be named by its id.
+    """
+
+    items: tuple[Item, ...] = ()
+    shapes: tuple[MessageShape, ...] = ()
+    size_bytes: int = 0
+    follows: str = ""
+    known: bool = True
+    kept: bool = True
 
 
 class FollowedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +78,8 @@ class FollowedCall(msgspec.Struct, frozen=True, kw_only=True):
     name, None if there was none; `pins` are leases that the API's own fields ask for. `num_prompts` counts
     the prompts that share the request: each is followed as a call of its own. `wants_token_ids` says that the
     client reads the engine's token ids itself, `tells_token_ids` that the API has them at all. `label_field`
-    is the member of the body by which the engine takes a session's label.
+    is the member of the body by which the engine takes a session's label, empty for none. `conversation` is
+    what the API keeps by its answers' ids, None if it keeps nothing.
     """
 
     document: Mapping[str, Any]
@@ -76,6 +95,7 @@ class FollowedCall(msgspec.Struct, frozen=True, kw_only=True):
     label_field: str = SESSION_ID
     pins: tuple[PinRequest, ...] = ()
     lifecycle: object = None
+    conversation: Conversation | None = None
 
     @property
     def facts(self) -> tuple[MessageFact, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from proxy.answer_facts import ChoiceFact, ToolCallFact, Usage
 
-MESSAGE_KINDS = frozenset(
+_KINDS = frozenset(
     (
         "message",
         "message_start",
@@ -43,8 +43,13 @@ class MessagesAnswer:
         self._blocks: dict[int, _Block] = {}
         self._stop_reason = ""
 
+    @staticmethod
+    def knows(document: Any) -> bool:
+        """Whether a document belongs to such an answer."""
+        return isinstance(document, dict) and document.get("type") in _KINDS
+
     def take(self, document: dict[str, Any]) -> bool:
-        """Add a document of `MESSAGE_KINDS`; whether it carried something the model generated."""
+        """Add such a document; whether it carried something the model generated."""
         kind = document["type"]
         if kind == "message":
             return self._take_whole(document)
@@ -64,7 +69,7 @@ class MessagesAnswer:
         return False
 
     def facts(self) -> dict[str, Any]:
-        """Fields of `AnswerFacts` besides the choice."""
+        """Fields of `AnswerFacts` besides the choices."""
         return {
             "response_id": self._response_id,
             "model": self._model,
@@ -72,12 +77,12 @@ class MessagesAnswer:
             "kv_transfer_params": self._kv_transfer_params,
         }
 
-    def choice(self) -> ChoiceFact:
+    def choices(self) -> tuple[ChoiceFact, ...]:
         """The message as a choice of a chat answer would be: text, thinking and tool calls."""
         blocks = [self._blocks[index] for index in sorted(self._blocks)]
         texts = ["".join(block.text) for block in blocks if block.kind == "text"]
         thoughts = ["".join(block.text) for block in blocks if block.kind == "thinking"]
-        return ChoiceFact(
+        choice = ChoiceFact(
             index=0,
             content="".join(texts) or None,
             reasoning="".join(thoughts) or None,
@@ -88,6 +93,7 @@ class MessagesAnswer:
             ),
             finish_reason=self._stop_reason,
         )
+        return (choice,)
 
     def _take_whole(self, document: dict[str, Any]) -> bool:
         self._take_head(document)

@@ -123,4 +123,4 @@ def can_be_labelled(asked: FollowedCall) -> bool:
     extra = asked.document.get(ENGINE_EXTRA_ARGS)
     if asked.num_prompts > 1 or (isinstance(extra, dict) and REPORT_MODE in extra):
         return False
-    return asked.document.get(asked.label_field) is None
+    return bool(asked.label_field) and asked.document.get(asked.label_field) is None

@@ -74,9 +74,7 @@ class Tracking:
     ) -> None:
         self.tracker = tracker
         self.declarations = declarations
-        self.calls = CallRecognition(tracker, modes, lineage, ids, limits)
-        self._lineage = lineage
-        self._hasher = hasher
+        self.calls = CallRecognition(tracker, modes, lineage, hasher, ids, limits)
         self._reclaimer = reclaimer
         self._verifier = verifier
         self._models = models
@@ -95,6 +93,10 @@ class Tracking:
         known = self._models.get(model)
         fingerprint = known.fingerprint if known else ""
         return Namespace(model, salt, fingerprint or self.tracker.contexts.fingerprint_of(model))
+
+    def served(self, model: str) -> str:
+        """The model that a call means: if it names none, the only one there is."""
+        return model or (next(iter(self._models)) if len(self._models) == 1 else "")
 
     async def begin(self, request: CallRequest) -> TrackedCall:
         """Take a call in; answers when its body may leave.
@@ -295,9 +297,7 @@ class Tracking:
         self._post_arrival(call)
         if not call.answered.done():
             call.answered.set_result(facts)
-        completed = end is CallEnd.COMPLETED
-        answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
-        self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
+        self.calls.answered(request, end is CallEnd.COMPLETED, facts)
         self._post(call, lambda: self._record_end(call, end, facts, reason))
 
     async def _record_end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:

@@ -15,8 +15,7 @@ import msgspec
 
 from engine_bridge.errors import RejectedByEngine, Unmappable
 from engine_bridge.mapping.normalise import BILLING_HEADER, Message
-from engine_bridge.mapping.prompts import ChatPrompt
-from engine_bridge.mapping.ranges import MappedPrompt
+from engine_bridge.mapping.prompts import ChatPrompt, ConvertedPrompt
 
 DisabledEffort = Literal["none", "low"]
 """What a switched off thinking becomes: a template that cannot do without is asked for little of it."""
@@ -73,7 +72,7 @@ class MessagesPrompt(msgspec.Struct, frozen=True, kw_only=True):
             thinking_off=thinking == "disabled",
         )
 
-    def converted(self, merges_system: bool, disabled_effort: DisabledEffort) -> "ConvertedPrompt":
+    def converted(self, merges_system: bool, disabled_effort: DisabledEffort) -> ConvertedPrompt:
         """The chat request, for a template that wants all system messages in front (`merges_system`) or not.
 
         Raises `RejectedByEngine` if no message is left.
@@ -98,35 +97,6 @@ class MessagesPrompt(msgspec.Struct, frozen=True, kw_only=True):
         counts = tuple(accumulate(map(len, kept), initial=num_system))[1:]
         last_moved = max((at for at, gone in enumerate(moved) if gone), default=-1)
         return ConvertedPrompt(prompt, num_system, counts, last_moved)
-
-
-class ConvertedPrompt(msgspec.Struct, frozen=True):
-    """A chat prompt, and how its messages are the client's.
-
-    `num_system` counts the messages that are the client's `system`, `counts[i]` those up to the end of the
-    client's message i. `last_moved` is the last message whose text moved to the front, -1 for none.
-    """
-
-    prompt: ChatPrompt
-    num_system: int
-    counts: tuple[int, ...]
-    last_moved: int
-
-    def by_client_message(self, mapped: MappedPrompt) -> MappedPrompt:
-        """The same tokens by the client's messages; its system prompt belongs to the head.
-
-        Where a later message's text moved to the front, nothing behind that text is an earlier message's
-        alone: those are empty.
-        """
-        ends = (mapped.head_end, *mapped.message_ends)
-        front = mapped.head_end
-        return msgspec.structs.replace(
-            mapped,
-            head_end=ends[self.num_system] if self.last_moved < 0 else front,
-            message_ends=tuple(
-                ends[count] if at >= self.last_moved else front for at, count in enumerate(self.counts)
-            ),
-        )
 
 
 def _system(given: Any) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from engine_bridge.chunk_keys import CHUNK_TOKENS, extend_keys
 from engine_bridge.errors import Unmappable
-from engine_bridge.mapping.anthropic import EFFORTS, ConvertedPrompt, DisabledEffort, MessagesPrompt
+from engine_bridge.mapping.anthropic import EFFORTS, DisabledEffort, MessagesPrompt
 from engine_bridge.mapping.history import History
 from engine_bridge.mapping.model_profile import ModelProfile, TemplateFacts
 from engine_bridge.mapping.normalise import (
@@ -28,9 +28,10 @@ from engine_bridge.mapping.normalise import (
     template_kwargs,
 )
 from engine_bridge.mapping.plain import PlainPrompt, mapped_plain
-from engine_bridge.mapping.prompts import ChatPrompt
+from engine_bridge.mapping.prompts import ChatPrompt, ConvertedPrompt
 from engine_bridge.mapping.ranges import MappedPrompt, Segments
 from engine_bridge.mapping.render import RenderState
+from engine_bridge.mapping.responses import ResponsesPrompt
 from engine_bridge.mapping.template import Rendering, RenderInput, compiled
 from engine_bridge.mapping.tokens import TokenisedText, common_prefix, same_ids
 
@@ -116,13 +117,17 @@ class ChatMapper:
             rendering = compiled(prepared.facts.source).render_whole(prepared.given)
         return self.finish(prepared, rendering, state)
 
-    def map_messages(self, prompt: MessagesPrompt, state: MappingState | None = None) -> MappedPrompt:
-        """`map` of a Messages request, by its own messages."""
+    def map_converted(
+        self, prompt: MessagesPrompt | ResponsesPrompt, state: MappingState | None = None
+    ) -> MappedPrompt:
+        """`map` of a Messages or Responses request, by its own messages."""
         converted = self.converted(prompt)
         return converted.by_client_message(self.map(converted.prompt, state))
 
-    def converted(self, prompt: MessagesPrompt) -> ConvertedPrompt:
-        """A Messages request as the chat request that the engine makes of it. Raises `Unmappable`."""
+    def converted(self, prompt: MessagesPrompt | ResponsesPrompt) -> ConvertedPrompt:
+        """A request as the chat request that the engine makes of it. Raises `Unmappable`."""
+        if isinstance(prompt, ResponsesPrompt):
+            return prompt.converted()
         effort = self._disabled_effort if prompt.thinking_off else "none"
         return prompt.converted(self.profile.wants_system_first(), effort)
 

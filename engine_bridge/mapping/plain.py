@@ -1,8 +1,8 @@
-"""Prompts of plain text or of token ids, as `/v1/completions` takes them.
+"""Prompts of plain text or of token ids, as `/v1/completions` and SGLang's `/generate` take them.
 
 Follows vLLM 0.32 (`entrypoints/openai/completion/protocol.py`, `renderers/inputs/preprocess.py`,
 `renderers/params.py`): text is encoded with the tokenizer's special tokens around it unless the request says
-otherwise, token ids are taken as they are.
+otherwise, token ids are taken as they are. So does SGLang 0.5 (`managers/tokenizer_manager.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,14 @@ _FOREIGN = {
     "truncate_prompt_tokens": "the request asks for a truncated prompt",
     "prompt_embeds": "the request carries embeddings",
 }
+_FOREIGN_TO_GENERATE = {
+    "input_embeds": "the request carries embeddings",
+    "image_data": "the request carries images",
+    "video_data": "the request carries videos",
+    "audio_data": "the request carries sounds",
+    "lora_path": "the request names an adapter",
+    "session_params": "the prompt goes on with a session that the engine keeps",
+}
 
 Given: TypeAlias = str | list[int]
 """A prompt as a client wrote it."""
@@ -40,9 +48,7 @@ class PlainPrompt(msgspec.Struct, frozen=True):
     @classmethod
     def from_body(cls, body: Mapping[str, Any], given: Given) -> PlainPrompt:
         """One of a request's prompts. Raises `Unmappable` if other fields of the body change its tokens."""
-        for field, reason in _FOREIGN.items():
-            if body.get(field) is not None:
-                raise Unmappable(reason)
+        _refuse(body, _FOREIGN)
         if body.get("use_beam_search"):
             raise Unmappable("a beam search is many requests to the engine")
         special = body.get("add_special_tokens", True)
@@ -50,10 +56,21 @@ class PlainPrompt(msgspec.Struct, frozen=True):
             raise Unmappable("add_special_tokens is not a boolean")
         return cls(given, special)
 
+    @classmethod
+    def from_generate(cls, body: Mapping[str, Any], given: Given) -> PlainPrompt:
+        """One prompt of a request of SGLang's own API. Raises `Unmappable` as above."""
+        _refuse(body, _FOREIGN_TO_GENERATE)
+        return cls(given)
 
-def given_prompts(body: Mapping[str, Any]) -> Sequence[Given]:
-    """The prompts of a completion request, in order; empty if they are none that we know how to read."""
-    given: Any = body.get("prompt")
+
+def _refuse(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+    for field, reason in reasons.items():
+        if body.get(field) is not None:
+            raise Unmappable(reason)
+
+
+def given_prompts(given: Any) -> Sequence[Given]:
+    """The prompts that a request gives, in order; empty if they are none that we know how to read."""
     if isinstance(given, str) or _are_ids(given):
         return [given]
     if not isinstance(given, list) or len(given) > MAX_PROMPTS:

@@ -12,6 +12,7 @@ from engine_bridge.mapping.mapper import ChatMapper, MappingState
 from engine_bridge.mapping.plain import PlainPrompt
 from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.ranges import MappedPrompt
+from engine_bridge.mapping.responses import ResponsesPrompt
 from engine_bridge.mapping.workers import RenderWorkers
 
 INLINE_CHARS = 16_384
@@ -21,7 +22,7 @@ INLINE_MESSAGES = 64
 """Messages that are normalised or rendered again on the event loop."""
 
 
-Prompt: TypeAlias = ChatPrompt | PlainPrompt | MessagesPrompt
+Prompt: TypeAlias = ChatPrompt | PlainPrompt | MessagesPrompt | ResponsesPrompt
 """What can be mapped, each as its API asks for it."""
 
 
@@ -77,7 +78,7 @@ class MappingService:
             if len(prompt.given) > INLINE_CHARS:
                 return await asyncio.to_thread(mapper.map_plain, prompt, state)
             return mapper.map_plain(prompt, state)
-        if isinstance(prompt, MessagesPrompt):
+        if isinstance(prompt, MessagesPrompt | ResponsesPrompt):
             converted = mapper.converted(prompt)
             return converted.by_client_message(await self._map(state, converted.prompt))
         if len(prompt.messages) - len(state.history.raw) > INLINE_MESSAGES:

@@ -72,6 +72,10 @@ REQUESTS = {
     "/v1/completions of ids": {"prompt": list(range(5 * CHUNK + 3))},
     "/v1/messages": message(LONG),
     "/v1/messages streamed": message(LONG, stream=True),
+    "/v1/responses": {"input": LONG, "instructions": SYSTEM},
+    "/v1/responses streamed": {"input": [user(LONG)], "instructions": SYSTEM, "stream": True},
+    "/generate of text": {"text": LONG, "sampling_params": {}},
+    "/generate of ids": {"input_ids": list(range(5 * CHUNK + 3)), "sampling_params": {}, "stream": True},
 }
 
 
@@ -208,3 +212,90 @@ async def test_counting_tokens_is_no_inference(tmp_path: Path) -> None:
         await it.runtime.mailboxes.settled()
         assert not await it.recorded() or not await it.events(UntrackedForwarded)
         assert not it.runtime.tracker.contexts.states
+
+
+async def test_a_request_that_names_a_response_goes_on_with_its_context(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        first = await post(it, "/v1/responses", {}, input=LONG, instructions=SYSTEM)
+        named = {"previous_response_id": first.json()["id"], "instructions": SYSTEM}
+        second = await post(it, "/v1/responses", {}, input="go on", stream=True, **named)
+        context = second.headers["x-kv-context"]
+        assert context == first.headers["x-kv-context"]
+        said = json.loads(second.text.rpartition("data: ")[2])["response"]["id"]
+        third = await post(
+            it, "/v1/responses", {}, input="and on", previous_response_id=said, instructions=SYSTEM
+        )
+        assert third.headers["x-kv-context"] == context
+        mapped = await it.events(CallMapped)
+        assert [(m.kind, m.num_tokens) for m in mapped] == [
+            (MappingKind.EXACT, len(prompt)) for prompt in it.toy.prompts
+        ]
+        roles = [v.role for v in it.context(context).versions.values() if v.index >= 0]
+        assert roles == ["user", "assistant", "user", "assistant", "user"]
+        keys = sorted(it.cache.chunks)
+        await until_proven(it, context, split_keys(mapped[-1].keys))
+        await it.ops({"op": "close", "seq": 1, "ctx": context})
+        await until_freed(it, keys)
+
+
+async def test_two_requests_that_name_one_response_are_a_context_and_its_fork(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        it.toy.answer = lambda body: f"answer to {body['input']}"
+        first = await post(it, "/v1/responses", {}, input=LONG)
+        named = first.json()["id"]
+        names = [
+            (await post(it, "/v1/responses", {}, input=text, previous_response_id=named)).headers[
+                "x-kv-context"
+            ]
+            for text in ("one", "other")
+        ]
+        assert names[0] == first.headers["x-kv-context"] != names[1]
+        fork = it.context(names[1])
+        assert fork.parent_uid == it.context(names[0]).uid
+        assert [m.kind for m in await it.events(CallMapped)] == [MappingKind.EXACT] * 3
+
+
+async def test_the_whole_list_and_a_response_named_are_one_context(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        it.toy.answer = lambda body: "an answer"
+        first = await post(it, "/v1/responses", {}, input=[user(LONG)], store=False)
+        grown = [user(LONG), *first.json()["output"], user("go on")]
+        second = await post(it, "/v1/responses", {}, input=grown)
+        assert second.headers["x-kv-context"] == first.headers["x-kv-context"]
+        third = await post(it, "/v1/responses", {}, input="more", previous_response_id=second.json()["id"])
+        assert third.headers["x-kv-context"] == first.headers["x-kv-context"]
+        assert [m.num_tokens for m in await it.events(CallMapped)] == [len(p) for p in it.toy.prompts]
+
+
+async def test_a_response_that_is_not_known_is_forwarded_and_says_why_it_is_not_mapped(
+    tmp_path: Path,
+) -> None:
+    async with whole_proxy(tmp_path) as it:
+        it.toy.responses["resp_of_yesterday"] = [user("what was said")]
+        first = await post(it, "/v1/responses", {}, input="hi", previous_response_id="resp_of_yesterday")
+        second = await post(it, "/v1/responses", {}, input="go on", previous_response_id=first.json()["id"])
+        assert first.headers["x-kv-mapping"] == second.headers["x-kv-mapping"] == "none"
+        assert first.headers["x-kv-context"] == second.headers["x-kv-context"]
+        reasons = [(m.kind, m.reason) for m in await it.events(CallMapped)]
+        assert reasons == [(MappingKind.NONE, "what previous_response_id stands for is not known")] * 2
+        other = await post(it, "/v1/responses", {}, input="hi")
+        assert other.headers["x-kv-context"] != first.headers["x-kv-context"], "another list begins otherwise"
+
+
+async def test_a_response_the_engine_does_not_keep_is_its_answer_and_not_ours(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        first = await post(it, "/v1/responses", lifecycle(ctx="a"), input=LONG, store=False)
+        body = {"model": NAME, "input": "go on", "previous_response_id": first.json()["id"]}
+        answer = await it.data.post("/v1/responses", json=body, headers=lifecycle(ctx="a"))
+        assert answer.status_code == 404
+        await it.runtime.mailboxes.settled()
+        ends = [end.end for end in await it.events(CallEnded)]
+        assert ends == [CallEnd.COMPLETED, CallEnd.FAILED]
+        assert await post(it, "/v1/responses", lifecycle(ctx="a"), input=LONG)
+
+
+async def test_a_response_in_the_background_is_not_followed(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        await post(it, "/v1/responses", {}, input=LONG, background=True)
+        (told,) = await it.events(UntrackedForwarded)
+        assert "background" in told.reason

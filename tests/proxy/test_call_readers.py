@@ -13,7 +13,7 @@ from tests.proxy.conversations import HASHER
 CHAT = "/v1/chat/completions"
 
 
-@pytest.mark.parametrize("path", [*READERS, "/v1/responses"])
+@pytest.mark.parametrize("path", [*READERS, "/v1/score"])
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"messages": 5, "prompt": 5}'])
 def test_what_cannot_be_followed_is_named_with_the_reason(path: str, body: bytes) -> None:
     with pytest.raises(NotFollowed, match=f"^{path} is not followed"):

@@ -3,6 +3,7 @@ what the engine computes."""
 
 import asyncio
 import json
+import secrets
 from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class ToyEngine:
 
     A stream that `holds` stops behind its first piece, until the client hangs up. `before` is awaited before
     a completion is computed.
+    `responses` are what it remembers of them: without instructions, and of its answers the texts.
     `report` is told every new block of the engine's own memory, as its event stream would.
     """
 
@@ -67,6 +69,7 @@ class ToyEngine:
     prompts: list[list[int]] = field(default_factory=list)
     hits: list[int] = field(default_factory=list)
     blocks: set[int] = field(default_factory=set)
+    responses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._tokenizer = toy_tokenizer()
@@ -79,15 +82,31 @@ class ToyEngine:
         return ids
 
     def prompt(self, body: dict[str, Any]) -> list[int]:
-        """The prompt of a body: of a chat, a completion of one prompt, or a Messages call of plain texts."""
-        given = body.get("prompt")
+        """The prompt of a body: of a chat, a completion of one prompt, or a Messages or Responses call of
+        plain texts."""
+        given = body.get("prompt", body.get("text", body.get("input_ids")))
         if isinstance(given, str):
             ids: list[int] = self._tokenizer.encode(given, add_special_tokens=False).ids
             return ids
         if given is not None:
             return list(given)
+        if "input" in body:
+            instructions = [{"role": "system", "content": body.get("instructions")}]
+            return self.tokens([*(instructions if body.get("instructions") else []), *self.listed(body)])
         system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
         return self.tokens([*system, *({**m, "content": _text_of(m["content"])} for m in body["messages"])])
+
+    def listed(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The messages of a Responses call, behind those of the response that it names."""
+        given = body["input"]
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        own = [
+            {"role": "tool", "content": item["output"]}
+            if "output" in item
+            else {**item, "content": _text_of(item["content"])}
+            for item in items
+        ]
+        return [*self.responses.get(body.get("previous_response_id") or "", []), *own]
 
     def keys(self, messages: list[dict[str, Any]]) -> list[bytes]:
         """The chain of chunk keys of a list's prompt."""
@@ -150,6 +169,12 @@ class ToyEngine:
         elif path == b"/v1/messages" and b'"messages"' in body:
             self.bodies.append(body)
             await self.message(exchange, json.loads(body))
+        elif path == b"/v1/responses" and b'"input"' in body:
+            self.bodies.append(body)
+            await self.response(exchange, json.loads(body))
+        elif path == b"/generate" and b'"sampling_params"' in body:
+            self.bodies.append(body)
+            await self.generate(exchange, json.loads(body))
         else:
             self.bodies.append(body)
             await exchange.respond_json({"path": path.decode()})
@@ -234,6 +259,62 @@ class ToyEngine:
             {"type": "message_stop"},
         ):
             await exchange.chunk(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+        await exchange.end_stream()
+
+    async def response(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        """One Responses call, streamed or not. It keeps no response that it is told not to."""
+        named = body.get("previous_response_id")
+        if named is not None and named not in self.responses:
+            error = {"message": f"Response with id '{named}' not found.", "code": 404}
+            await exchange.respond_json({"error": error}, 404)
+            return
+        text = self.answer(body)
+        num_prompt, hit = self.compute(body, text)
+        response_id = f"resp_{len(self.bodies):08}{secrets.token_hex(4)}"
+        if body.get("store") is not False:
+            self.responses[response_id] = [*self.listed(body), {"role": "assistant", "content": text}]
+        part = {"type": "output_text", "text": text, "annotations": []}
+        item = {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [part],
+        }
+        usage = {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {"cached_tokens": hit},
+            "output_tokens": len(text.encode()),
+        }
+        head = {"id": response_id, "object": "response", "model": NAME}
+        whole = {**head, "status": "completed", "output": [item], "usage": usage}
+        if not body.get("stream"):
+            await exchange.respond_json(whole)
+            return
+        begun = {**head, "status": "in_progress", "output": [], "usage": None}
+        await exchange.start_stream()
+        for event in (
+            {"type": "response.created", "response": begun},
+            {"type": "response.output_item.added", "output_index": 0, "item": {**item, "content": []}},
+            {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": text},
+            {"type": "response.output_item.done", "output_index": 0, "item": item},
+            {"type": "response.completed", "response": whole},
+        ):
+            await exchange.chunk(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+        await exchange.end_stream()
+
+    async def generate(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        """One request of SGLang's own API, of one prompt: a stream repeats the text from its beginning."""
+        text = self.answer(body)
+        num_prompt, hit = self.compute(body, text)
+        meta = {"id": "rid", "prompt_tokens": num_prompt, "cached_tokens": hit, "finish_reason": None}
+        ended = {**meta, "completion_tokens": len(text), "finish_reason": {"type": "stop", "matched": 2}}
+        if not body.get("stream"):
+            await exchange.respond_json({"text": text, "meta_info": ended})
+            return
+        await exchange.start_stream()
+        await exchange.chunk(sse({"text": text[:1], "meta_info": {**meta, "completion_tokens": 1}}))
+        await exchange.chunk(sse({"text": text, "meta_info": ended}) + DONE)
         await exchange.end_stream()
 
 

@@ -1,7 +1,8 @@
-"""Runs in the engine's environment: reads requests of `/v1/messages` and `/v1/completions`, prints what
-vLLM's own code makes of them.
+"""Runs in the engine's environment: reads requests of `/v1/messages`, `/v1/responses` and `/v1/completions`,
+prints what vLLM's own code makes of them.
 
-One JSON object a line in (`api`, `body`, for messages `template`), one out (`ids`) or `{"error": ...}`.
+One JSON object a line in (`api`, `body`, for all but completions `template`, for responses `earlier`, the
+requests before it, each with the output items of its answer), one out (`ids`) or `{"error": ...}`.
 """
 
 import asyncio
@@ -10,11 +11,15 @@ import sys
 import types
 from typing import Any
 
+from openai.types.responses import ResponseOutputItem
+from pydantic import TypeAdapter
 from transformers import AutoTokenizer
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.openai.responses.utils import construct_input_messages, construct_tool_dicts
 from vllm.renderers.chat_utils import parse_chat_messages
 from vllm.renderers.hf import resolve_chat_template_content_format, safe_apply_chat_template
 from vllm.renderers.inputs.preprocess import parse_dec_only_prompt, prompt_to_seq
@@ -33,24 +38,34 @@ MODEL = types.SimpleNamespace(
 )
 
 
-def rendered(tokenizer: Any, request: ChatCompletionRequest, template: str) -> list[int]:
-    tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+def rendered(
+    tokenizer: Any,
+    request: ChatCompletionRequest | ResponsesRequest,
+    template: str,
+    tools: Any,
+    messages: Any,
+) -> list[int]:
     params = request.build_chat_params(template, "auto").with_defaults(
         merge_kwargs(None, {"tools": tools, "tokenize": False})
     )
     form = resolve_chat_template_content_format(
         chat_template=template, tools=tools, given_format="auto", tokenizer=tokenizer, model_config=MODEL
     )
-    conversation, _, _ = parse_chat_messages(request.messages, MODEL, form)
+    conversation, _, _ = parse_chat_messages(messages, MODEL, form)
     text = safe_apply_chat_template(MODEL, tokenizer, conversation, **params.get_apply_chat_template_kwargs())
     return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def rendered_chat(tokenizer: Any, request: ChatCompletionRequest, template: str) -> list[int]:
+    tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+    return rendered(tokenizer, request, template, tools, request.messages)
 
 
 def disabled_effort(tokenizer: Any, template: str) -> str:
     """The engine's own probe, with a renderer that renders as above."""
 
     async def render_chat(request: ChatCompletionRequest) -> Any:
-        return None, (rendered(tokenizer, request, template),)
+        return None, (rendered_chat(tokenizer, request, template),)
 
     probing = types.SimpleNamespace(
         online_renderer=types.SimpleNamespace(render_chat=render_chat),
@@ -67,7 +82,25 @@ def messages(tokenizer: Any, job: dict[str, Any]) -> list[list[int]]:
         merge_inline_system=AnthropicServingMessages._detect_merge_inline_system(template),
         disabled_thinking_effort=disabled_effort(tokenizer, template),
     )
-    return [rendered(tokenizer, request, template)]
+    return [rendered_chat(tokenizer, request, template)]
+
+
+def responses(tokenizer: Any, job: dict[str, Any]) -> list[list[int]]:
+    before: dict[str, Any] = {}
+    for body, output in job["earlier"]:
+        earlier = ResponsesRequest(**body)
+        messages = construct_input_messages(
+            request_instructions=earlier.instructions, request_input=earlier.input, **before
+        )
+        items = TypeAdapter(list[ResponseOutputItem]).validate_python(output)
+        before = {"prev_msg": messages, "prev_response_output": items}
+    request = ResponsesRequest(**job["body"])
+    tools = construct_tool_dicts(request.tools, request.tool_choice)
+    messages = construct_input_messages(
+        request_instructions=request.instructions, request_input=request.input, **before
+    )
+    template = job["template"] or tokenizer.chat_template
+    return [rendered(tokenizer, request, template, tools, messages)]
 
 
 def completions(tokenizer: Any, job: dict[str, Any]) -> list[list[int]]:
@@ -85,7 +118,7 @@ def completions(tokenizer: Any, job: dict[str, Any]) -> list[list[int]]:
 
 def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], local_files_only=True)
-    make = {"messages": messages, "completions": completions}
+    make = {"messages": messages, "responses": responses, "completions": completions}
     for line in sys.stdin:
         job = json.loads(line)
         try:

@@ -135,11 +135,11 @@ def conversation() -> dict[str, Any]:
 def test_tokens_belong_to_the_clients_own_messages():
     mapper = ChatMapper(toy_profile(CHATML), chunk_tokens=4)
     body = conversation()
-    mapped = mapper.map_messages(MessagesPrompt.from_body(body))
+    mapped = mapper.map_converted(MessagesPrompt.from_body(body))
     assert len(mapped.message_ends) == len(body["messages"])
     for count in range(1, len(body["messages"]) + 1):
         shorter = {**body, "messages": body["messages"][:count]}
-        alone = mapper.map_messages(MessagesPrompt.from_body(shorter))
+        alone = mapper.map_converted(MessagesPrompt.from_body(shorter))
         assert alone.message_ends == mapped.message_ends[:count]
         assert alone.head_end == mapped.head_end > 0
         assert alone.token_ids[: alone.message_ends[-1]] == mapped.token_ids[: alone.message_ends[-1]]
@@ -147,7 +147,7 @@ def test_tokens_belong_to_the_clients_own_messages():
 
 def test_what_moved_to_the_front_leaves_nothing_to_the_messages_before_it():
     mapper = ChatMapper(toy_profile(SYSTEM_FIRST), chunk_tokens=4)
-    mapped = mapper.map_messages(MessagesPrompt.from_body(conversation()))
+    mapped = mapper.map_converted(MessagesPrompt.from_body(conversation()))
     assert (mapped.head_end, mapped.message_ends[:3]) == (0, (0, 0, 0))
     assert 0 < mapped.message_ends[3] < mapped.message_ends[4] < mapped.message_ends[5]
 
@@ -157,8 +157,8 @@ def test_a_request_is_mapped_on_from_the_last_one():
     body = conversation()
     for count in (2, 4, 6, 3):
         prompt = MessagesPrompt.from_body({**body, "messages": body["messages"][:count]})
-        on = mapper.map_messages(prompt, state)
-        cold = mapper.map_messages(prompt)
+        on = mapper.map_converted(prompt, state)
+        cold = mapper.map_converted(prompt)
         assert (on.token_ids, on.message_ends, on.chunk_keys) == (
             cold.token_ids,
             cold.message_ends,
@@ -259,7 +259,7 @@ def test_vllm_makes_the_same_prompts():
     compared = 0
     for job, theirs in zip(jobs, engine_prompts("qwen3", jobs), strict=True):
         try:
-            ours = mappers[job["template"]].map_messages(MessagesPrompt.from_body(job["body"]))
+            ours = mappers[job["template"]].map_converted(MessagesPrompt.from_body(job["body"]))
         except RejectedByEngine as error:
             if "error" not in theirs:
                 differing.append((job["body"], str(error), theirs))

@@ -42,7 +42,7 @@ def mapper() -> ChatMapper:
     ],
 )
 def test_a_prompt_is_text_or_ids_or_several_of_one_kind(given: Any, prompts: Any):
-    assert list(given_prompts({"prompt": given})) == prompts
+    assert list(given_prompts(given)) == prompts
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_prompt_is_text_or_ids_or_several_of_one_kind(given: Any, prompts: Any
     ],
 )
 def test_what_an_engine_may_read_in_several_ways_is_not_read(given: Any):
-    assert not given_prompts({"prompt": given})
+    assert not given_prompts(given)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,9 @@ def test_vllm_reads_and_encodes_the_same_prompts(model: str):
         if "error" in theirs:
             assert body["prompt"] == "", theirs
             continue
-        ours = [mapping.map_plain(PlainPrompt.from_body(body, each)) for each in given_prompts(body)]
+        ours = [
+            mapping.map_plain(PlainPrompt.from_body(body, each)) for each in given_prompts(body["prompt"])
+        ]
         assert theirs["ids"] == [mapped.token_ids.tolist() for mapped in ours], body
         compared += 1
     assert compared > len(bodies) - 4

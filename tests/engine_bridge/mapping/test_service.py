@@ -120,6 +120,6 @@ async def test_plain_prompts_and_messages_requests_are_mapped_like_the_mapper_ma
         assert (await service.map("c", prompt)).token_ids == mapper.map_plain(prompt).token_ids
     body = {"system": "s", "messages": [{"role": "user", "content": "q"}], "thinking": {"type": "disabled"}}
     prompt = MessagesPrompt.from_body(body)
-    mapped, alone = await service.map("c", prompt), mapper.map_messages(prompt)
+    mapped, alone = await service.map("c", prompt), mapper.map_converted(prompt)
     assert (mapped.token_ids, mapped.message_ends) == (alone.token_ids, alone.message_ends)
     assert service.token_ids("c") == mapped.token_ids
