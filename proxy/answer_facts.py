@@ -52,7 +52,7 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
     `complete` means the answer was whole: `[DONE]`, or a parsed body, or every choice finished. `blind` says
     why the tap could not read (part of) it; empty when it could. `error` is the engine's message when the
     answer, or an event in it, was an error. `answer_texts` are the texts that a request naming the response
-    is put behind.
+    is put behind, `num_items` the items of a response.
     """
 
     status: int = 0
@@ -64,6 +64,7 @@ class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_params: Mapping[str, Any] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     answer_texts: tuple[str, ...] = ()
+    num_items: int = 0
     complete: bool = False
     error: str = ""
     blind: str = ""

@@ -9,7 +9,7 @@ from proxy.completion_request import read_completion
 from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode_body
 from proxy.generate_request import read_generate
 from proxy.messages_request import read_messages
-from proxy.responses_request import read_responses
+from proxy.responses_request import read_compaction, read_responses
 
 OFF_LOOP_BYTES = 64 * 1024
 """Bodies larger than this are read in a worker thread."""
@@ -29,6 +29,7 @@ READERS: Mapping[str, CallReader] = {
     "/v1/completions": read_completion,
     "/v1/messages": read_messages,
     "/v1/responses": read_responses,
+    "/v1/responses/compact": read_compaction,
     "/generate": read_generate,
 }
 """By path."""

@@ -45,6 +45,10 @@ class CallRecognition:
         """
         fields = self._within_op_limit(tenant, fields)
         asked = self._chains.resolved(tenant, asked)
+        if asked.compacts:
+            # It is a call beside the context that it sums up, not one of it.
+            above = fields.ctx or fields.parent
+            fields = msgspec.structs.replace(fields, ctx="", parent=above, call="", one_off=True)
         identity = identify(tenant, fields, asked, self._lineage)
         call_id = fields.call or self._ids.new("call")
         context_id = identity.context_id or self._ids.new("ctx")
@@ -73,7 +77,7 @@ class CallRecognition:
             identity=msgspec.structs.replace(identity, context_id=context_id),
             uid=uid,
             call_id=call_id,
-            awaits_plan=asked.num_prompts == 1 and (one_off or fields.seq is not None),
+            awaits_plan=asked.num_prompts == 1 and not asked.compacts and (one_off or fields.seq is not None),
             asked=asked,
             fields=fields,
         )

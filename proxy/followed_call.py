@@ -79,7 +79,8 @@ class FollowedCall(msgspec.Struct, frozen=True, kw_only=True):
     the prompts that share the request: each is followed as a call of its own. `wants_token_ids` says that the
     client reads the engine's token ids itself, `tells_token_ids` that the API has them at all. `label_field`
     is the member of the body by which the engine takes a session's label, empty for none. `conversation` is
-    what the API keeps by its answers' ids, None if it keeps nothing.
+    what the API keeps by its answers' ids, None if it keeps nothing. `compacts` says that the answer is to
+    stand in place of the messages.
     """
 
     document: Mapping[str, Any]
@@ -96,6 +97,7 @@ class FollowedCall(msgspec.Struct, frozen=True, kw_only=True):
     pins: tuple[PinRequest, ...] = ()
     lifecycle: object = None
     conversation: Conversation | None = None
+    compacts: bool = False
 
     @property
     def facts(self) -> tuple[MessageFact, ...]:

@@ -32,7 +32,7 @@ class ResponseChains:
         self._hasher = hasher
         self._max_bytes = max_bytes
         self._known: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
-        self._size_bytes = 0
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._known)
@@ -77,15 +77,15 @@ class ResponseChains:
             size_bytes=asked.size_bytes + sum(map(len, facts.answer_texts)) + ITEM_BYTES * len(items),
             known=asked.known,
         )
-        self._size_bytes += conversation.size_bytes
+        self.size_bytes += conversation.size_bytes
         if (tenant, asked.follows) in self._known:
             self._known.move_to_end((tenant, asked.follows), last=False)
-        while self._size_bytes > self._max_bytes:
+        while self.size_bytes > self._max_bytes:
             self._forget(next(iter(self._known)))
 
     def _forget(self, key: tuple[str, str]) -> None:
         old = self._known.pop(key, None)
-        self._size_bytes -= old.size_bytes if old is not None else 0
+        self.size_bytes -= old.size_bytes if old is not None else 0
 
     def _unknown(self, response_id: str) -> Conversation:
         """Stands for what is not known, and only for that: no other list begins with it."""

@@ -6,7 +6,7 @@ from engine_bridge.mapping.responses import custom_arguments, flat_name
 from proxy.answer_facts import ChoiceFact, ToolCallFact, Usage
 
 EVENT_PREFIX = "response."
-WHOLE = "response"
+WHOLE = ("response", "response.compaction")
 """The `object` of an answer that is not streamed."""
 
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
@@ -31,11 +31,11 @@ class ResponsesAnswer:
         if not isinstance(document, dict):
             return False
         kind = document.get("type")
-        return document.get("object") == WHOLE or (isinstance(kind, str) and kind.startswith(EVENT_PREFIX))
+        return document.get("object") in WHOLE or (isinstance(kind, str) and kind.startswith(EVENT_PREFIX))
 
     def take(self, document: dict[str, Any]) -> bool:
         """Add such a document; whether it carried something the model generated."""
-        if document.get("object") == WHOLE:
+        if document.get("object") in WHOLE:
             self._take_response(document)
             self.finished = document.get("status") in _FINISHED
             return bool(self._items)
@@ -58,6 +58,7 @@ class ResponsesAnswer:
             "usage": _usage(_object(self._head.get("usage"))),
             "kv_transfer_params": params if isinstance(params, dict) else None,
             "answer_texts": tuple(self._texts()),
+            "num_items": len(self._items),
             **({"error": self.error} if self.error else {}),
         }
 

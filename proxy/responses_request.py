@@ -1,4 +1,5 @@
-"""Requests of `/v1/responses`: followed by the items of their list, as the engine takes them.
+"""Requests of `/v1/responses` and `/v1/responses/compact`: followed by the items of their list, as the engine
+takes them.
 
 Ids, statuses and marks of an item are no difference. Spans count the client's own `input`; instructions are
 the head. Of items that become one message, the first stands for what the model said.
@@ -60,6 +61,26 @@ def read_responses(document: dict[str, Any], hasher: MessageHasher) -> Sequence[
         ),
     )
     return (call,)
+
+
+def read_compaction(document: dict[str, Any], hasher: MessageHasher) -> Sequence[FollowedCall]:
+    """The call of a body of `/v1/responses/compact`. Raises `NotFollowed`."""
+    if not document.get("input") and not document.get("previous_response_id"):
+        raise NotFollowed("there is nothing to compact")
+    return [
+        msgspec.structs.replace(
+            call,
+            prompt=_of_its_own,
+            label_field="",
+            conversation=call.conversation and msgspec.structs.replace(call.conversation, kept=False),
+            compacts=True,
+        )
+        for call in read_responses({**document, "input": document.get("input") or []}, hasher)
+    ]
+
+
+def _of_its_own() -> ResponsesPrompt:
+    raise Unmappable("a compaction makes a prompt of its own")
 
 
 def item_shapes(items: Sequence[Item], hasher: MessageHasher) -> tuple[MessageShape, ...]:

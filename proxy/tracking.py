@@ -33,6 +33,7 @@ from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
 from proxy.answer_facts import AnswerFacts, Usage
 from proxy.call_recognition import CallRecognition
+from proxy.compaction import Compactions
 from proxy.declarations import Declarations
 from proxy.followed_call import MessageHasher
 from proxy.identity import LineageIndex
@@ -75,6 +76,7 @@ class Tracking:
         self.tracker = tracker
         self.declarations = declarations
         self.calls = CallRecognition(tracker, modes, lineage, hasher, ids, limits)
+        self._compactions = Compactions(tracker, declarations, tasks)
         self._reclaimer = reclaimer
         self._verifier = verifier
         self._models = models
@@ -298,6 +300,8 @@ class Tracking:
         if not call.answered.done():
             call.answered.set_result(facts)
         self.calls.answered(request, end is CallEnd.COMPLETED, facts)
+        if end is CallEnd.COMPLETED:
+            self._compactions.answered(request, facts)
         self._post(call, lambda: self._record_end(call, end, facts, reason))
 
     async def _record_end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:

@@ -70,6 +70,7 @@ class ToyEngine:
     hits: list[int] = field(default_factory=list)
     blocks: set[int] = field(default_factory=set)
     responses: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    compacts: bool = True
 
     def __post_init__(self) -> None:
         self._tokenizer = toy_tokenizer()
@@ -172,6 +173,9 @@ class ToyEngine:
         elif path == b"/v1/responses" and b'"input"' in body:
             self.bodies.append(body)
             await self.response(exchange, json.loads(body))
+        elif path == b"/v1/responses/compact" and b'"model"' in body:
+            self.bodies.append(body)
+            await self.compaction(exchange)
         elif path == b"/generate" and b'"sampling_params"' in body:
             self.bodies.append(body)
             await self.generate(exchange, json.loads(body))
@@ -302,6 +306,18 @@ class ToyEngine:
         ):
             await exchange.chunk(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
         await exchange.end_stream()
+
+    async def compaction(self, exchange: Exchange) -> None:
+        """What stands for a conversation from now on; an engine may have no such thing."""
+        if not self.compacts:
+            await exchange.respond_json({"detail": "Not Found"}, 404)
+            return
+        sealed = {"type": "compaction", "id": "cmp_1", "encrypted_content": "x"}
+        output = [{"type": "message", "role": "user", "content": "what was asked"}, sealed]
+        usage = {"input_tokens": 9, "output_tokens": 5}
+        await exchange.respond_json(
+            {"id": "resp_c", "object": "response.compaction", "output": output, "usage": usage}
+        )
 
     async def generate(self, exchange: Exchange, body: dict[str, Any]) -> None:
         """One request of SGLang's own API, of one prompt: a stream repeats the text from its beginning."""
