@@ -299,3 +299,18 @@ async def test_a_response_in_the_background_is_not_followed(tmp_path: Path) -> N
         await post(it, "/v1/responses", {}, input=LONG, background=True)
         (told,) = await it.events(UntrackedForwarded)
         assert "background" in told.reason
+
+
+async def test_a_call_that_names_no_model_means_the_only_one(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": [user(LONG)]}),
+            ("/generate", {"text": LONG, "sampling_params": {"max_new_tokens": 2}}),
+        ):
+            answer = await it.data.post(path, json=body)
+            assert answer.status_code == 200
+            await it.runtime.mailboxes.settled()
+        mapped = [(m.kind, m.num_tokens) for m in await it.events(CallMapped)]
+        assert mapped == [(MappingKind.EXACT, len(prompt)) for prompt in it.toy.prompts]
+        sent = json.loads(it.toy.bodies[-1])
+        assert sent.keys() == {"text", "sampling_params"}, "SGLang is told nothing"
