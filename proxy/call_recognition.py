@@ -31,7 +31,7 @@ class CallRecognition:
         self._modes = modes
         self._lineage = lineage
         self._hasher = hasher
-        self._chains = ResponseChains(hasher)
+        self.chains = ResponseChains(hasher)
         self._ids = ids
         self._limits = limits
 
@@ -44,7 +44,7 @@ class CallRecognition:
         many is served as a one-off of its own. The call's `x-kv-lifecycle-error` says so.
         """
         fields = self._within_op_limit(tenant, fields)
-        asked = self._chains.resolved(tenant, asked)
+        asked = self.chains.resolved(tenant, asked)
         if asked.compacts:
             # It is a call beside the context that it sums up, not one of it.
             above = fields.ctx or fields.parent
@@ -93,7 +93,7 @@ class CallRecognition:
             ]
         self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
         if completed:
-            self._chains.remember(request.tenant, asked, facts)
+            self.chains.remember(request.tenant, asked, facts)
 
     def _within_op_limit(self, tenant: str, fields: LifecycleFields) -> LifecycleFields:
         """The fields without the operations that there is no room for, and a word about them."""

@@ -83,6 +83,11 @@ class ResponseChains:
         while self.size_bytes > self._max_bytes:
             self._forget(next(iter(self._known)))
 
+    def forget_tenant(self, tenant: str) -> None:
+        """Drop everything that a tenant said."""
+        for key in [key for key in self._known if key[0] == tenant]:
+            self._forget(key)
+
     def _forget(self, key: tuple[str, str]) -> None:
         old = self._known.pop(key, None)
         self.size_bytes -= old.size_bytes if old is not None else 0
