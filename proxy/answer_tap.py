@@ -120,9 +120,10 @@ class AnswerTap:
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._num_malformed += 1
             return
-        other = self._other or next((api() for api in _APIS if api.knows(document)), None)
+        if self._other is None and not self._choices:
+            self._other = next((api() for api in _APIS if api.knows(document)), None)
+        other = self._other
         if other is not None and other.knows(document):
-            self._other = other
             generated = other.take(document)
             self.first_token = self.first_token or (generated and self._streamed)
             self.finished = self.finished or other.finished

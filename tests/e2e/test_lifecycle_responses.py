@@ -8,7 +8,7 @@ import pytest
 from lifecycle.core.events import CallEnded, CallMapped, UntrackedForwarded
 from lifecycle.core.ids import split_keys
 from lifecycle.vocabulary import CallEnd, MappingKind
-from tests.e2e.agent import World, calls_tool, lifecycle, prose
+from tests.e2e.agent import NOWHERE, World, calls_tool, lifecycle, prose
 
 NO_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False}}
 
@@ -51,8 +51,9 @@ async def test_a_chain_of_responses_is_one_context_proven_and_freed(world: World
     assert {e.end for e in ends} == {CallEnd.COMPLETED}
     assert all(e.output_tokens > 0 for e in ends)
     assert not world.events(UntrackedForwarded)
-    keys = list(dict.fromkeys(key for m in mapped for key in split_keys(m.keys)))
-    await freed(world, context, keys)
+    await freed(world, context, split_keys(mapped[-1].keys))
+    stored = {key for m in mapped for key in split_keys(m.keys)}
+    await world.cache.await_tiers(sorted(stored), NOWHERE)
 
 
 async def test_an_agent_with_tools_sends_its_list_and_is_found_by_its_calls(world: World) -> None:
