@@ -23,6 +23,8 @@ _STATUSES = ("in_progress", "completed", "incomplete")
 _OPEN_STATUSES = ("in_progress", "incomplete")
 _EFFORTS = frozenset(("none", "minimal", "low", "medium", "high", "xhigh", "max"))
 _FOREIGN_PARTS = frozenset(("input_image", "input_file", "input_audio"))
+"""Parts that the list may have and no template writes as they are."""
+
 _NOT_SEEN = frozenset(("type", "id", "status", "phase"))
 """Fields of a message that no template sees."""
 
@@ -224,11 +226,10 @@ def _check_content(content: Any) -> None:
         raise RejectedByEngine("a content is neither text nor a list")
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in _FOREIGN_PARTS:
-            raise Unmappable(f"a content part of type {kind!r} is not plain text")
-        if kind != "input_text":
+        if kind == "input_text":
+            _text(part, "text")
+        elif kind not in _FOREIGN_PARTS:
             raise RejectedByEngine("a content part has no known type")
-        _text(part, "text")
 
 
 def _call(item: Message, name: str, arguments: str) -> Message:

@@ -167,7 +167,6 @@ def test_what_the_engine_refuses_is_rejected(body: Body):
 @pytest.mark.parametrize(
     "body",
     [
-        {"input": [user([{"type": "input_image", "image_url": "u", "detail": "auto"}])]},
         {"input": "x", "prompt": {"id": "p"}},
         {"input": "x", "previous_input_messages": [{}]},
     ],
@@ -175,6 +174,13 @@ def test_what_the_engine_refuses_is_rejected(body: Body):
 def test_what_is_not_replayed_says_so(body: Body):
     with pytest.raises(Unmappable):
         ResponsesPrompt.from_body(body)
+
+
+def test_an_image_is_an_item_whose_tokens_are_not_known():
+    prompt = read([user([{"type": "input_image", "image_url": "u", "detail": "auto"}])])
+    assert len(prompt.items) == 1
+    with pytest.raises(Unmappable, match="input_image"):
+        ChatMapper(toy_profile(CHATML)).map_converted(prompt)
 
 
 CONVERSATION = [user("one"), thought("hm"), said("look"), call("1"), output("1"), said("three"), user("four")]
