@@ -314,3 +314,24 @@ async def test_a_call_that_names_no_model_means_the_only_one(tmp_path: Path) -> 
         assert mapped == [(MappingKind.EXACT, len(prompt)) for prompt in it.toy.prompts]
         sent = json.loads(it.toy.bodies[-1])
         assert sent.keys() == {"text", "sampling_params"}, "SGLang is told nothing"
+
+
+async def test_a_response_that_broke_off_is_nothing_to_go_on_with(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        it.toy.holds = lambda body: True
+        body = {"model": NAME, "input": LONG, "stream": True}
+        async with it.data.stream("POST", "/v1/responses", json=body, headers=lifecycle(ctx="a")) as answer:
+            lines = answer.aiter_lines()
+            begun = ""
+            async for line in lines:
+                if line.startswith("data: ") and '"response.created"' in line:
+                    begun = json.loads(line[6:])["response"]["id"]
+                if '"response.output_text.delta"' in line:
+                    break
+        await it.until(lambda: not it.context("a").flights and bool(it.context("a").attempts))
+        (end,) = await it.events(CallEnded)
+        assert end.end is CallEnd.ABORTED
+        assert not len(it.runtime.tracking.calls.chains)
+        assert begun
+        again = await post(it, "/v1/responses", lifecycle(ctx="a"), input=LONG)
+        assert again.json()["status"] == "completed"

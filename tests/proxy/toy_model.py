@@ -305,6 +305,8 @@ class ToyEngine:
             {"type": "response.completed", "response": whole},
         ):
             await exchange.chunk(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+            if event["type"] == "response.output_text.delta" and self.holds(body):
+                await asyncio.Event().wait()
         await exchange.end_stream()
 
     async def compaction(self, exchange: Exchange) -> None:
