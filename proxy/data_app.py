@@ -1,5 +1,6 @@
 """The data listener: the engine's whole surface, with the lifecycle of calls beside it."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
 from proxy.body_edit import RETURN_TOKEN_IDS, RequestEdit, edit_request_body
-from proxy.call_readers import READERS, read_calls
+from proxy.call_readers import OFF_LOOP_BYTES, READERS, read_calls
 from proxy.engine_admin import is_engine_admin
 from proxy.engine_connection import SWITCHING_PROTOCOLS, Headers
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
@@ -146,7 +147,7 @@ class DataApp:
         try:
             asked, reason = await self._asked(scope["path"], body)
             model, client_salt = (
-                (asked[0].model, asked[0].document.get(CACHE_SALT)) if asked else _hints(body)
+                (asked[0].model, asked[0].document.get(CACHE_SALT)) if asked else await _hints(body)
             )
             salt = self.salt(caller.tenant, client_salt)
             mode = self._modes.of(model, caller.tenant)
@@ -162,7 +163,7 @@ class DataApp:
         except Exception:
             # The lifecycle side may be broken in any way: the answer is the engine's all the same.
             log.exception("a call is not tracked", path=scope["path"])
-            salt = self.salt(caller.tenant, _hints(body)[1])
+            salt = self.salt(caller.tenant, (await _hints(body))[1])
             with suppress(Exception):
                 self._tracking.untracked.note(None, "tracking failed")
         call = calls[0] if calls else None
@@ -233,10 +234,13 @@ class DataApp:
         return self._hasher.salt(tenant, chosen)
 
 
-def _hints(body: bytes) -> tuple[str, object]:
-    """Model and client's salt of a body that is not followed, as far as it can be read."""
+async def _hints(body: bytes) -> tuple[str, object]:
+    """Model and client's salt of a body that is not followed, as far as it can be read; off the event loop
+    for large bodies."""
     try:
-        document = decode_body(body)
+        document = (
+            await asyncio.to_thread(decode_body, body) if len(body) > OFF_LOOP_BYTES else decode_body(body)
+        )
     except NotFollowed:
         return "", None
     if not isinstance(document, dict):

@@ -7,6 +7,7 @@ from array import array
 from collections import OrderedDict
 from typing import TypeAlias
 
+from engine_bridge.errors import Unmappable
 from engine_bridge.mapping.anthropic import MessagesPrompt
 from engine_bridge.mapping.mapper import ChatMapper, MappingState
 from engine_bridge.mapping.plain import PlainPrompt
@@ -17,6 +18,10 @@ from engine_bridge.mapping.workers import RenderWorkers
 
 INLINE_CHARS = 16_384
 """Text that is tokenised on the event loop: 4 ms or less of it."""
+
+MAX_CHARS = 16 * 2**20
+"""Text that is tokenised at all: about four million tokens. What is larger would keep a thread busy for
+minutes, for a prompt that the engine has refused long before."""
 
 INLINE_MESSAGES = 64
 """Messages that are normalised or rendered again on the event loop."""
@@ -75,6 +80,7 @@ class MappingService:
     async def _map(self, state: MappingState, prompt: Prompt) -> MappedPrompt:
         mapper = self._mapper
         if isinstance(prompt, PlainPrompt):
+            _refuse_too_long(len(prompt.given))
             if len(prompt.given) > INLINE_CHARS:
                 return await asyncio.to_thread(mapper.map_plain, prompt, state)
             return mapper.map_plain(prompt, state)
@@ -88,7 +94,9 @@ class MappingService:
         rendering = mapper.resume(prepared, state, INLINE_MESSAGES)
         if rendering is None:
             rendering = await self._workers.render(prepared.facts.source, prepared.given)
-        if mapper.chars_to_encode(rendering, state) > INLINE_CHARS:
+        num_chars = mapper.chars_to_encode(rendering, state)
+        _refuse_too_long(num_chars)
+        if num_chars > INLINE_CHARS:
             return await asyncio.to_thread(mapper.finish, prepared, rendering, state)
         return mapper.finish(prepared, rendering, state)
 
@@ -140,3 +148,8 @@ class MappingService:
                 break
             if not self._contexts[key].waiting:
                 self.forget(key)
+
+
+def _refuse_too_long(num_chars: int) -> None:
+    if num_chars > MAX_CHARS:
+        raise Unmappable(f"{num_chars} new characters are more than any model's context holds")
