@@ -1,15 +1,19 @@
 """What an answer said, read beside the stream: the bytes go to the client whether or not we understand them.
 
-The tap sees the chunks of a chat completion (or completion) answer, streamed or not, compressed or not.
+The tap sees the chunks of an answer of any followed API, streamed or not, compressed or not. Which of them
+it is, the answer itself tells.
 It never raises for what an engine sent, holds nothing back and bounds what it remembers.
 """
 
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from proxy.answer_facts import AnswerFacts, ChoiceFact, ToolCallFact, Usage
+from proxy.generate_answer import GenerateAnswer
+from proxy.messages_answer import MessagesAnswer
+from proxy.responses_answer import ResponsesAnswer
 from proxy.sse import EventSplitter
 
 DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
@@ -17,73 +21,8 @@ DEFAULT_LIMIT_BYTES = 64 * 1024 * 1024
 
 _DONE = b"[DONE]"
 
-
-class ToolCallFact(msgspec.Struct, frozen=True):
-    """A tool call as it went out; `arguments` is the text the model wrote."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-class ChoiceFact(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice of an answer, put together from its deltas. `finish_reason` is empty while it was open."""
-
-    index: int
-    role: str = "assistant"
-    content: str | None = None
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCallFact, ...] = ()
-    finish_reason: str = ""
-    token_ids: tuple[int, ...] = ()
-
-    def message(self) -> dict[str, Any]:
-        """The assistant message that a client would put into its next call."""
-        message: dict[str, Any] = {"role": self.role, "content": self.content}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
-        if self.tool_calls:
-            message["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-                for c in self.tool_calls
-            ]
-        return message
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's own token counts; -1 (`cached_tokens`: None) where it did not say."""
-
-    prompt_tokens: int = -1
-    completion_tokens: int = -1
-    cached_tokens: int | None = None
-
-
-class AnswerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the tap learned.
-
-    `complete` means the answer was whole: `[DONE]`, or a parsed body, or every choice finished. `blind` says
-    why the tap could not read (part of) it; empty when it could. `error` is the engine's message when the
-    answer, or an event in it, was an error.
-    """
-
-    status: int = 0
-    streamed: bool = False
-    response_id: str = ""
-    model: str = ""
-    choices: tuple[ChoiceFact, ...] = ()
-    usage: Usage = Usage()
-    kv_transfer_params: Mapping[str, Any] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    complete: bool = False
-    error: str = ""
-    blind: str = ""
-    num_events: int = 0
-    num_malformed: int = 0
-
-    @property
-    def tool_call_ids(self) -> tuple[str, ...]:
-        """Ids of every tool call of every choice."""
-        return tuple(call.id for choice in self.choices for call in choice.tool_calls if call.id)
+_APIS = (MessagesAnswer, ResponsesAnswer, GenerateAnswer)
+"""Those whose answers are not like a chat completion's. Each reads one answer."""
 
 
 class AnswerTap:
@@ -111,6 +50,7 @@ class AnswerTap:
         elif coding not in ("", "identity"):
             self._blind = f"content-encoding {coding}"
         self._choices: dict[int, _OpenChoice] = {}
+        self._other: MessagesAnswer | ResponsesAnswer | GenerateAnswer | None = None
         self._facts: dict[str, Any] = {}
         self._num_events = 0
         self._num_malformed = 0
@@ -146,11 +86,15 @@ class AnswerTap:
             self._take_document(b"".join(self._body))
             self._body.clear()
             self.finished = self._num_malformed == 0
-            self.first_token = self.finished and bool(self._choices)
+            self.first_token = self.finished and (bool(self._choices) or self._other is not None)
 
     def facts(self) -> AnswerFacts:
         """What is known now; may be asked at any time, also after a break."""
         choices = tuple(self._choices[index].fact() for index in sorted(self._choices))
+        told = self._facts
+        if self._other is not None and self._other.started:
+            choices = self._other.choices()
+            told = {**told, **self._other.facts()}
         finished = bool(choices) and all(choice.finish_reason for choice in choices)
         return AnswerFacts(
             status=self._status,
@@ -160,7 +104,7 @@ class AnswerTap:
             blind=self._blind,
             num_events=self._num_events,
             num_malformed=self._num_malformed,
-            **self._facts,
+            **told,
         )
 
     def _take_event(self, data: bytes) -> None:
@@ -176,6 +120,14 @@ class AnswerTap:
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._num_malformed += 1
             return
+        if self._other is None and not self._choices:
+            self._other = next((api() for api in _APIS if api.knows(document)), None)
+        other = self._other
+        if other is not None and other.knows(document):
+            generated = other.take(document)
+            self.first_token = self.first_token or (generated and self._streamed)
+            self.finished = self.finished or other.finished
+            return
         if not isinstance(document, dict):
             self._num_malformed += 1
             return
@@ -183,6 +135,7 @@ class AnswerTap:
         choices = document.get("choices")
         for position, choice in enumerate(choices if isinstance(choices, list) else ()):
             if isinstance(choice, dict):
+                self._take_prompt_ids(choice)
                 index = choice.get("index")
                 index = index if isinstance(index, int) else position
                 opened = self._choices.setdefault(index, _OpenChoice(index))
@@ -198,15 +151,19 @@ class AnswerTap:
             self._facts["usage"] = _usage(document["usage"])
         if isinstance(document.get("kv_transfer_params"), dict):
             self._facts["kv_transfer_params"] = document["kv_transfer_params"]
-        ids = _ids(document.get("prompt_token_ids"))
-        if ids is not None:
-            self._facts["prompt_token_ids"] = ids
+        self._take_prompt_ids(document)
         error = document.get("error")
         if error is not None:
             message = error.get("message") if isinstance(error, dict) else error
             self._facts["error"] = str(message)
-        elif document.get("object") == "error":
+        elif "error" in (document.get("object"), document.get("type")):
             self._facts["error"] = str(document.get("message"))
+
+    def _take_prompt_ids(self, holder: dict[str, Any]) -> None:
+        """They stand at the top of a chat's answer, and in each choice of a completion's."""
+        ids = _ids(holder.get("prompt_token_ids"))
+        if ids is not None:
+            self._facts["prompt_token_ids"] = ids
 
 
 class _OpenChoice:

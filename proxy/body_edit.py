@@ -23,7 +23,8 @@ RETURN_TOKEN_IDS = "return_token_ids"
 ENGINE_EXTRA_ARGS = "vllm_xargs"
 """vLLM copies this object into the same place that `kv_transfer_params` ends up in."""
 
-SETTABLE = frozenset({CACHE_SALT, SESSION_ID, RETURN_TOKEN_IDS})
+SETTABLE = frozenset({CACHE_SALT, SESSION_ID, RETURN_TOKEN_IDS, ENGINE_EXTRA_ARGS})
+"""The members that we set, the last one only where the client has none of its own."""
 
 CLIENT_TRANSFER_KEYS: Mapping[str, Callable[[bytes], bool]] = {
     "cached_token_stats": lambda raw: raw in (b"true", b"false"),

@@ -7,7 +7,8 @@ from typing import Protocol
 import msgspec
 
 from lifecycle.vocabulary import CallEnd
-from proxy.answer_tap import AnswerFacts, AnswerTap
+from proxy.answer_facts import AnswerFacts
+from proxy.answer_tap import AnswerTap
 from proxy.engine_connection import Headers
 
 logger = logging.getLogger(__name__)

@@ -5,11 +5,13 @@ import msgspec
 from lifecycle.core.ids import ContextKey, Namespace
 from lifecycle.ports import IdSource
 from lifecycle.tracker import Tracker
-from proxy.chat_request import ChatCall
+from proxy.answer_facts import AnswerFacts
+from proxy.followed_call import FollowedCall, MessageHasher
 from proxy.identity import LineageIndex, identify
 from proxy.lifecycle_fields import LifecycleFields
 from proxy.limits import Limits
 from proxy.modes import Modes
+from proxy.response_chains import ResponseChains
 from proxy.tracked_call import CallRequest
 
 
@@ -17,16 +19,24 @@ class CallRecognition:
     """Turns a call and what it says of itself into a request to follow it. Nothing here waits."""
 
     def __init__(
-        self, tracker: Tracker, modes: Modes, lineage: LineageIndex, ids: IdSource, limits: Limits
+        self,
+        tracker: Tracker,
+        modes: Modes,
+        lineage: LineageIndex,
+        hasher: MessageHasher,
+        ids: IdSource,
+        limits: Limits,
     ) -> None:
         self._tracker = tracker
         self._modes = modes
         self._lineage = lineage
+        self._hasher = hasher
+        self.chains = ResponseChains(hasher)
         self._ids = ids
         self._limits = limits
 
     def request(
-        self, tenant: str, namespace: Namespace, chat: ChatCall, fields: LifecycleFields, harness: str = ""
+        self, tenant: str, namespace: Namespace, asked: FollowedCall, fields: LifecycleFields, harness: str
     ) -> CallRequest:
         """Find the call's context, or name the one to be opened.
 
@@ -34,7 +44,12 @@ class CallRecognition:
         many is served as a one-off of its own. The call's `x-kv-lifecycle-error` says so.
         """
         fields = self._within_op_limit(tenant, fields)
-        identity = identify(tenant, fields, chat, self._lineage)
+        asked = self.chains.resolved(tenant, asked)
+        if asked.compacts:
+            # It is a call beside the context that it sums up, not one of it.
+            above = fields.ctx or fields.parent
+            fields = msgspec.structs.replace(fields, ctx="", parent=above, call="", one_off=True)
+        identity = identify(tenant, fields, asked, self._lineage)
         call_id = fields.call or self._ids.new("call")
         context_id = identity.context_id or self._ids.new("ctx")
         known = self._tracker.contexts.find(ContextKey(tenant, context_id), namespace)
@@ -52,7 +67,7 @@ class CallRecognition:
             one_off, errors = True, (*fields.errors, f"{refusal}; the call is a one-off")
             fields = msgspec.structs.replace(fields, one_off=True, errors=errors)
         else:
-            self._lineage.observe_call(tenant, context_id, call_id, chat)
+            self._lineage.observe_call(tenant, context_id, call_id, asked)
         return CallRequest(
             tenant=tenant,
             mode=self._modes.of_context(uid, namespace.model, tenant),
@@ -62,10 +77,23 @@ class CallRecognition:
             identity=msgspec.structs.replace(identity, context_id=context_id),
             uid=uid,
             call_id=call_id,
-            awaits_plan=one_off or fields.seq is not None,
-            chat=chat,
+            awaits_plan=asked.num_prompts == 1 and not asked.compacts and (one_off or fields.seq is not None),
+            asked=asked,
             fields=fields,
         )
+
+    def answered(self, request: CallRequest, completed: bool, facts: AnswerFacts) -> None:
+        """The call is over: what its answer looks like when it comes back, and what its id stands for."""
+        asked = request.asked
+        answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
+        if asked.conversation is not None and facts.response_id:
+            answers = [
+                msgspec.structs.replace(a, tool_call_ids=(*a.tool_call_ids, facts.response_id))
+                for a in answers
+            ]
+        self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
+        if completed:
+            self.chains.remember(request.tenant, asked, facts)
 
     def _within_op_limit(self, tenant: str, fields: LifecycleFields) -> LifecycleFields:
         """The fields without the operations that there is no room for, and a word about them."""

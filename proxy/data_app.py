@@ -1,26 +1,22 @@
-"""The data listener: the engine's whole surface, with the lifecycle of chat calls beside it."""
+"""The data listener: the engine's whole surface, with the lifecycle of calls beside it."""
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
+import msgspec
 import structlog
 
 from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, CallEnd, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
-from proxy.body_edit import RETURN_TOKEN_IDS, SESSION_ID, RequestEdit, edit_request_body
-from proxy.chat_request import (
-    OFF_LOOP_BYTES,
-    ChatCall,
-    MessageHasher,
-    NotAChatCall,
-    decode_body,
-    read_chat_call,
-)
+from proxy.body_edit import RETURN_TOKEN_IDS, RequestEdit, edit_request_body
+from proxy.call_readers import OFF_LOOP_BYTES, READERS, read_calls
 from proxy.engine_admin import is_engine_admin
 from proxy.engine_connection import SWITCHING_PROTOCOLS, Headers
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
+from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode_body
 from proxy.forward import Send, forward_call, pipe
 from proxy.harness import harness_of
 from proxy.lifecycle_fields import read_lifecycle_fields
@@ -31,6 +27,7 @@ from proxy.ops_api import OpsApi
 from proxy.problems import caller_error, send_response
 from proxy.request_body import Receive, Scope, read_body
 from proxy.request_record import REFUSED, the_request
+from proxy.tracked_batch import TrackedBatch, fields_of_prompt
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
 from proxy.tunnel import HANDOVER, Tunnel
@@ -40,20 +37,14 @@ log = structlog.get_logger(__name__)
 
 FIRST_ERROR_STATUS = 400
 
-CHAT_PATH = "/v1/chat/completions"
-
 INFERENCE_PATHS = frozenset(
     (
-        CHAT_PATH,
+        *READERS,
         "/v1/chat/completions/batch",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
         "/v1/systemone",
         "/v1/decisions",
         "/v1/score",
         "/inference/v1/generate",
-        "/generate",
         "/generative_scoring",
         "/invocations",
         "/vertex_generate",
@@ -154,20 +145,22 @@ class DataApp:
         body = await read_body(scope, receive, self._max_body_bytes)
         arrived = time.perf_counter()
         mode = Mode.BYPASS
-        call: TrackedCall | None = None
+        calls: Sequence[TrackedCall] = ()
         salt = ""
         untracked: list[Namespace] = []
         try:
-            chat = await self._chat(scope["path"], body)
-            model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else await _hints(body)
+            asked, reason = await self._asked(scope["path"], body)
+            model, client_salt = (
+                (asked[0].model, asked[0].document.get(CACHE_SALT)) if asked else await _hints(body)
+            )
             salt = self.salt(caller.tenant, client_salt)
             mode = self._modes.of(model, caller.tenant)
             the_request().asks_for(model)
             namespace = self._tracking.namespace(model, salt)
-            if chat is not None and mode is not Mode.BYPASS:
-                call = await self._begin(caller.tenant, namespace, chat, scope["headers"])
+            if asked and mode is not Mode.BYPASS:
+                calls = await self._begin(caller.tenant, namespace, asked, scope["headers"])
             else:
-                reason = "bypass" if mode is Mode.BYPASS else f"{scope['path']} is not followed"
+                reason = "bypass" if mode is Mode.BYPASS else reason
                 self._metrics.untracked.inc()
                 untracked.append(namespace)
                 if self._tracking.untracked.knows(model):
@@ -178,6 +171,7 @@ class DataApp:
             salt = self.salt(caller.tenant, (await _hints(body))[1])
             with suppress(Exception):
                 self._tracking.untracked.note(None, "tracking failed")
+        call = calls[0] if calls else None
         edit = self._edit(salt, call)
         edited = await edit_request_body(body, edit)
         held = time.perf_counter() - arrived
@@ -199,7 +193,7 @@ class DataApp:
             edited.body,
             credentials=self._auth.upstream_credentials(),
             response_headers=added if mode is not Mode.BYPASS else None,
-            observer=record.listening(call),
+            observer=record.listening(TrackedBatch(calls) if len(calls) > 1 else call),
             cut_ids=call is not None and call.asks_ids,
         )
         record.ended(outcome)
@@ -209,28 +203,37 @@ class DataApp:
             # A name that is not ours held us up only if the engine knew it: a typo must not stop reclaim.
             self._tracking.untracked.note(untracked[0], f"inference of {untracked[0].model!r}")
 
-    async def _chat(self, path: str, body: bytes) -> ChatCall | None:
-        """The call if it can be followed; reading is spared while everything is bypassed."""
-        if path != CHAT_PATH or self._modes.pipes_everything:
-            return None
+    async def _asked(self, path: str, body: bytes) -> tuple[Sequence[FollowedCall], str]:
+        """The calls if they can be followed, or why not; reading is spared while everything is bypassed."""
+        if self._modes.pipes_everything:
+            return (), "bypass"
         try:
-            return await read_chat_call(body, self._hasher)
-        except NotAChatCall:
-            return None
+            asked = await read_calls(path, body, self._hasher)
+            model = self._tracking.served(asked[0].model)
+            return [msgspec.structs.replace(each, model=model) for each in asked], ""
+        except NotFollowed as reason:
+            return (), str(reason)
 
     async def _begin(
-        self, tenant: str, namespace: Namespace, chat: ChatCall, headers: Headers
-    ) -> TrackedCall:
-        fields = read_lifecycle_fields(headers, chat.lifecycle)
-        request = self._tracking.calls.request(tenant, namespace, chat, fields, harness_of(headers))
-        return await self._tracking.begin(request)
+        self, tenant: str, namespace: Namespace, asked: Sequence[FollowedCall], headers: Headers
+    ) -> Sequence[TrackedCall]:
+        said = read_lifecycle_fields(headers, asked[0].lifecycle)
+        said = msgspec.structs.replace(said, pins=(*asked[0].pins, *said.pins))
+        harness = harness_of(headers)
+        requests = [
+            self._tracking.calls.request(
+                tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness
+            )
+            for at, each in enumerate(asked)
+        ]
+        return [await self._tracking.begin(request) for request in requests]
 
     def _edit(self, salt: str, call: TrackedCall | None) -> RequestEdit:
         fields: dict[str, object] = {CACHE_SALT: salt} if salt else {}
         if call is not None and call.asks_ids:
             fields[RETURN_TOKEN_IDS] = True
-        if call is not None and call.session_id:
-            fields[SESSION_ID] = call.session_id
+        if call is not None:
+            fields |= call.label()
         if call is None or call.bypass_from_token is None:
             return RequestEdit(fields=fields)
         return RequestEdit(fields=fields, transfer_params={MAX_OFFLOAD_TOKENS: call.bypass_from_token})
@@ -250,7 +253,7 @@ async def _hints(body: bytes) -> tuple[str, object]:
         document = (
             await asyncio.to_thread(decode_body, body) if len(body) > OFF_LOOP_BYTES else decode_body(body)
         )
-    except NotAChatCall:
+    except NotFollowed:
         return "", None
     if not isinstance(document, dict):
         return "", None

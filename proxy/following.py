@@ -14,7 +14,7 @@ from lifecycle.errors import LifecycleError, LogUnavailable
 from lifecycle.log_keeper import LogKeeper
 from lifecycle.store.late import LateEventLog
 from lifecycle.store.opening import OpenLog
-from proxy.chat_request import MessageHasher
+from proxy.followed_call import MessageHasher
 from proxy.hold_watch import HoldWatch
 from proxy.modes import Modes
 

@@ -6,7 +6,7 @@ The answer always names its rung and its reason, so that every decision can be r
 import msgspec
 
 from lifecycle.vocabulary import IdentityRung
-from proxy.chat_request import ChatCall
+from proxy.followed_call import FollowedCall
 from proxy.lifecycle_fields import LifecycleFields
 from proxy.lineage import ANSWER_RETURNED, LineageIndex, LineageMatch, Relation
 
@@ -30,7 +30,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     relation: Relation = Relation.UNRELATED
 
 
-def identify(tenant: str, fields: LifecycleFields, call: ChatCall, index: LineageIndex) -> Identity:
+def identify(tenant: str, fields: LifecycleFields, call: FollowedCall, index: LineageIndex) -> Identity:
     """Decide. Pure: whoever acts on the answer tells the index (`observe_call`).
 
     A one-off without a name is always a context of its own; lineage then only says whose list it extends.

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 from lifecycle.core.ids import DIGEST_BYTES
-from proxy.chat_request import ChatCall, MessageShape
+from proxy.followed_call import FollowedCall, MessageShape
 
 Scope: TypeAlias = tuple[str, str]
 """Tenant and model: lists are compared only within one."""
@@ -56,7 +56,7 @@ class LineageMatch(msgspec.Struct, frozen=True):
 class _Record:
     """The last list of one context, and the answer to it once it is there."""
 
-    def __init__(self, scope: Scope, context_id: str, call_id: str, call: ChatCall, chain: bytes) -> None:
+    def __init__(self, scope: Scope, context_id: str, call_id: str, call: FollowedCall, chain: bytes) -> None:
         self.scope = scope
         self.context_id = context_id
         self.call_id = call_id
@@ -102,7 +102,7 @@ class LineageIndex:
     def __len__(self) -> int:
         return len(self._records)
 
-    def find(self, tenant: str, call: ChatCall) -> LineageMatch:
+    def find(self, tenant: str, call: FollowedCall) -> LineageMatch:
         """Where the call belongs. Changes nothing."""
         scope = (tenant, call.model)
         chain = cumulative(call.messages)
@@ -117,7 +117,7 @@ class LineageIndex:
             fork = nearest
         return fork or LineageMatch(Relation.UNRELATED, "no_shared_messages")
 
-    def observe_call(self, tenant: str, context_id: str, call_id: str, call: ChatCall) -> None:
+    def observe_call(self, tenant: str, context_id: str, call_id: str, call: FollowedCall) -> None:
         """The call was given to this context, by whatever evidence; its list is the context's list now."""
         key = (tenant, context_id)
         old = self._records.get(key)
@@ -166,7 +166,7 @@ class LineageIndex:
             self._drop((tenant, context_id))
 
     def _by_list(
-        self, scope: Scope, call: ChatCall, chain: bytes
+        self, scope: Scope, call: FollowedCall, chain: bytes
     ) -> tuple[LineageMatch | None, LineageMatch | None]:
         """A context whose whole list this one begins with, the longest first: gone on with, or else
         forked."""
@@ -188,7 +188,7 @@ class LineageIndex:
         return None, fork
 
     @staticmethod
-    def _extension(record: _Record, call: ChatCall, length: int) -> LineageMatch:
+    def _extension(record: _Record, call: FollowedCall, length: int) -> LineageMatch:
         following = call.messages[length] if length < len(call.messages) else None
 
         def match(relation: Relation, reason: str) -> LineageMatch:
@@ -209,7 +209,7 @@ class LineageIndex:
             return match(Relation.CONTINUES, "answer_rewritten")
         return match(Relation.FORKS, "answer_missing")
 
-    def _by_answer(self, scope: Scope, call: ChatCall, chain: bytes) -> LineageMatch | None:
+    def _by_answer(self, scope: Scope, call: FollowedCall, chain: bytes) -> LineageMatch | None:
         """A context whose latest answer comes back in a list that is otherwise not its own: an edit."""
         ids = _all_call_ids(call.messages)
         best: tuple[int, int, LineageMatch] | None = None
@@ -222,7 +222,9 @@ class LineageIndex:
                 best = (shared, order, candidate)
         return best[2] if best is not None else None
 
-    def _echoing(self, scope: Scope, call: ChatCall, ids: frozenset[str]) -> Iterator[tuple[_Record, str]]:
+    def _echoing(
+        self, scope: Scope, call: FollowedCall, ids: frozenset[str]
+    ) -> Iterator[tuple[_Record, str]]:
         echoes = [message.echo for message in call.messages if message.echo][-_MAX_ECHOES:]
         for echo in echoes:
             for record in self._of(scope, self._echoes.get(scope, echo)):
@@ -235,7 +237,7 @@ class LineageIndex:
                     # its last call broke off: there is no later answer that the list could lack
                     yield record, BY_CALL_IDS
 
-    def _by_prefix(self, scope: Scope, call: ChatCall, chain: bytes) -> LineageMatch | None:
+    def _by_prefix(self, scope: Scope, call: FollowedCall, chain: bytes) -> LineageMatch | None:
         """The context that shares most beyond the head, the latest among equals: a fork of it."""
         num_head = _num_head(call.messages)
         if num_head >= len(call.messages):
@@ -330,7 +332,7 @@ def _all_call_ids(messages: Sequence[MessageShape]) -> frozenset[str]:
     return frozenset(ids | {message.answers for message in messages if message.answers})
 
 
-def _has_more_in_common(record: _Record, call: ChatCall, ids: frozenset[str]) -> bool:
+def _has_more_in_common(record: _Record, call: FollowedCall, ids: frozenset[str]) -> bool:
     """Whether an echo alone convinces though the lists begin differently: a random id, or another message."""
     if any(_is_random(known) for known in record.answer_calls & ids):
         return True

@@ -10,10 +10,10 @@ import httpx
 import msgspec
 
 from engine_bridge.errors import RejectedByEngine, TemplateMismatch, Unmappable
+from engine_bridge.mapping.anthropic import MessagesPrompt, Turn
 from engine_bridge.mapping.engine_ids import EngineIdsMapper
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.model_profile import EngineFacts, ModelProfile
-from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.service import MappingService
 from engine_bridge.mapping.verify import verify
 from engine_bridge.mapping.workers import RenderWorkers
@@ -106,10 +106,14 @@ def mapped_model(profile: ModelProfile, chunk_tokens: int, num_workers: int) -> 
 
 
 async def warm_up(model: MappedModel) -> None:
-    """Start the render processes with a first prompt: they take seconds, which no call should wait for."""
+    """Start the render processes with a first prompt: they take seconds, which no call should wait for.
+
+    It is one that also tries out how the template takes what the Messages API asks of it.
+    """
+    hello = Turn("user", [{"role": "user", "content": "hi"}])
     if model.service is not None:
         with suppress(Unmappable):
-            await model.service.map(WARM_UP_KEY, ChatPrompt(messages=[{"role": "user", "content": "hi"}]))
+            await model.service.map(WARM_UP_KEY, MessagesPrompt(system=(), turns=(hello,), thinking_off=True))
         model.service.forget(WARM_UP_KEY)
 
 

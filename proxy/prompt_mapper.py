@@ -8,11 +8,10 @@ import msgspec
 import structlog
 
 from engine_bridge.errors import BridgeError
-from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.ranges import MappedPrompt
 from lifecycle.core.observations import PromptMapping
 from lifecycle.vocabulary import MappingKind, Mode
-from proxy.chat_request import ChatCall
+from proxy.followed_call import FollowedCall
 from proxy.models import MappedModel
 from proxy.tracked_call import TrackedCall, Unmapped
 
@@ -23,6 +22,7 @@ START_SECONDS = 20.0
 """How long after a start, from the first call on, calls wait to be mapped; the body has left long before."""
 
 NOT_TOLD = "the engine did not answer with token ids"
+NO_IDS = "the engine does not tell this call's token ids apart"
 
 
 class PromptMapper:
@@ -33,28 +33,30 @@ class PromptMapper:
         self._start_seconds = start_seconds
         self._waits_until = 0.0
 
-    def asks_engine(self, chat: ChatCall, mode: Mode) -> bool:
+    def asks_engine(self, asked: FollowedCall, mode: Mode) -> bool:
         """Whether the engine must be asked for its ids, which edits body and answer: in enforce only, for
         models without another way, and not where the client asks for them itself."""
-        model = self._models.get(chat.model)
-        by_ids = model is not None and model.engine_ids is not None
-        return by_ids and mode is Mode.ENFORCE and not chat.wants_token_ids
+        model = self._models.get(asked.model)
+        by_ids = model is not None and model.engine_ids is not None and _tells_ids(asked)
+        return by_ids and mode is Mode.ENFORCE and not asked.wants_token_ids
 
     async def map(self, call: TrackedCall, uid: str) -> MappedPrompt | Unmapped:
         """The prompt of a call of context `uid`. With the engine's ids: when the answer has come."""
         model = await self._known(call.request.namespace.model)
+        asked = call.request.asked
         try:
             if model is None:
                 return Unmapped(NOT_CONFIGURED)
             if model.service is not None and not model.reason:
-                prompt = ChatPrompt.from_body(dict(call.request.chat.document))
-                return await model.service.map(uid, prompt)
-            if model.engine_ids is None or not (call.asks_ids or call.request.chat.wants_token_ids):
+                return await model.service.map(uid, asked.prompt())
+            if model.engine_ids is None or not (call.asks_ids or asked.wants_token_ids):
                 return Unmapped(model.reason)
+            if not _tells_ids(asked):
+                return Unmapped(NO_IDS)
             facts = await asyncio.shield(call.answered)
             if facts.prompt_token_ids is None:
                 return Unmapped(NOT_TOLD)
-            return model.engine_ids.map(uid, len(call.request.chat.messages), facts.prompt_token_ids)
+            return model.engine_ids.map(uid, len(asked.messages), facts.prompt_token_ids)
         except BridgeError as error:
             return Unmapped(str(error))
         except Exception as error:
@@ -92,3 +94,8 @@ class PromptMapper:
         model = self._models.get(model_name)
         if model is not None and model.service is not None:
             model.service.clone(parent_uid, uid)
+
+
+def _tells_ids(asked: FollowedCall) -> bool:
+    """Whether an answer can carry the ids of this one prompt."""
+    return asked.tells_token_ids and asked.num_prompts == 1

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from lifecycle.vocabulary import CallEnd, MappingKind
-from proxy.answer_tap import AnswerFacts, Usage
+from proxy.answer_facts import AnswerFacts, Usage
 from proxy.call_listener import CallObserver, ForwardOutcome
 from proxy.engine_connection import Headers
 

@@ -25,9 +25,9 @@ from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Mode
 from proxy.auth import Authenticator
 from proxy.cache_driver import cache_driver
-from proxy.chat_request import MessageHasher
 from proxy.config import Config, api_key
 from proxy.declarations import Declarations
+from proxy.followed_call import MessageHasher
 from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
 from proxy.hold_watch import HoldWatch
 from proxy.key_watch import KeyWatch, refuse_strangers

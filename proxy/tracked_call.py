@@ -1,7 +1,7 @@
 """One attempt of a call, as the data path sees it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -17,9 +17,9 @@ from lifecycle.vocabulary import (
     MappingKind,
     Mode,
 )
-from proxy.answer_tap import AnswerFacts
+from proxy.answer_facts import AnswerFacts
 from proxy.body_edit import ENGINE_EXTRA_ARGS, SESSION_ID
-from proxy.chat_request import ChatCall
+from proxy.followed_call import FollowedCall
 from proxy.identity import Identity
 from proxy.lifecycle_fields import LifecycleFields
 
@@ -32,7 +32,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `uid` names the context, or the one to be opened under that name; `harness` is the class of program that
     sent the call, `arm` how it runs. `awaits_plan` says that its body may
-    carry a hint, or that an operation must be taken in first.
+    carry a hint (one of several prompts cannot: it would be for all), or that an operation comes first.
     """
 
     tenant: str
@@ -44,7 +44,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     call_id: str
     awaits_plan: bool
-    chat: ChatCall
+    asked: FollowedCall
     fields: LifecycleFields
 
 
@@ -87,6 +87,13 @@ class TrackedCall:
         self._heard_first_token = heard_first_token
         self._heard_end = heard_end
 
+    def label(self) -> Mapping[str, object]:
+        """Members of the body by which the engine labels what it reports of this call."""
+        if not self.session_id:
+            return {}
+        field = self.request.asked.label_field
+        return {field: self.session_id if field == SESSION_ID else {SESSION_ID: self.session_id}}
+
     def response_headers(self) -> Sequence[tuple[bytes, bytes]]:
         """What we add to the answer's head."""
         headers = [
@@ -110,7 +117,10 @@ class TrackedCall:
         self._heard_end(self, end, facts, reason)
 
 
-def can_be_labelled(chat: ChatCall) -> bool:
-    """Whether a label of ours would tell what the call computed: it has none and asks for no others."""
-    extra = chat.document.get(ENGINE_EXTRA_ARGS)
-    return SESSION_ID not in chat.document and not (isinstance(extra, dict) and REPORT_MODE in extra)
+def can_be_labelled(asked: FollowedCall) -> bool:
+    """Whether a label of ours would tell what the call computed: it has none, asks for no others, and shares
+    its request with no other prompt."""
+    extra = asked.document.get(ENGINE_EXTRA_ARGS)
+    if asked.num_prompts > 1 or (isinstance(extra, dict) and REPORT_MODE in extra):
+        return False
+    return bool(asked.label_field) and asked.document.get(asked.label_field) is None

@@ -31,10 +31,11 @@ from lifecycle.ports import IdSource
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
-from proxy.answer_tap import AnswerFacts, Usage
+from proxy.answer_facts import AnswerFacts, Usage
 from proxy.call_recognition import CallRecognition
-from proxy.chat_request import MessageHasher
+from proxy.compaction import Compactions
 from proxy.declarations import Declarations
+from proxy.followed_call import MessageHasher
 from proxy.identity import LineageIndex
 from proxy.limits import Limits
 from proxy.mailbox import Mailboxes
@@ -74,9 +75,8 @@ class Tracking:
     ) -> None:
         self.tracker = tracker
         self.declarations = declarations
-        self.calls = CallRecognition(tracker, modes, lineage, ids, limits)
-        self._lineage = lineage
-        self._hasher = hasher
+        self.calls = CallRecognition(tracker, modes, lineage, hasher, ids, limits)
+        self._compactions = Compactions(tracker, declarations, tasks)
         self._reclaimer = reclaimer
         self._verifier = verifier
         self._models = models
@@ -96,6 +96,10 @@ class Tracking:
         fingerprint = known.fingerprint if known else ""
         return Namespace(model, salt, fingerprint or self.tracker.contexts.fingerprint_of(model))
 
+    def served(self, model: str) -> str:
+        """The model that a call means: if it names none, the only one there is."""
+        return model or (next(iter(self._models)) if len(self._models) == 1 else "")
+
     async def begin(self, request: CallRequest) -> TrackedCall:
         """Take a call in; answers when its body may leave.
 
@@ -103,9 +107,9 @@ class Tracking:
         it: then when that is recorded, and no later than the plan's wait.
         """
         call = TrackedCall(request, self._first_token, self._end)
-        call.asks_ids = self._mapper.asks_engine(request.chat, request.mode)
+        call.asks_ids = self._mapper.asks_engine(request.asked, request.mode)
         labels = request.mode is Mode.ENFORCE and bool(self._reclaimer.capabilities.level)
-        if labels and can_be_labelled(request.chat):
+        if labels and can_be_labelled(request.asked):
             call.session_id = self._ids.new("s")
         if request.mode is Mode.ENFORCE and request.awaits_plan:
             with suppress(TimeoutError):
@@ -152,10 +156,10 @@ class Tracking:
                 CallArrival(
                     at_ns=self.tracker.clock.now_ns(),
                     call_id=request.call_id,
-                    head=request.chat.head,
-                    messages=request.chat.facts,
-                    streamed=request.chat.stream,
-                    num_choices=request.chat.num_choices,
+                    head=request.asked.head,
+                    messages=request.asked.facts,
+                    streamed=request.asked.stream,
+                    num_choices=request.asked.num_choices,
                     closes=fields.close,
                     one_off=fields.one_off,
                     pins=fields.pins,
@@ -295,9 +299,9 @@ class Tracking:
         self._post_arrival(call)
         if not call.answered.done():
             call.answered.set_result(facts)
-        completed = end is CallEnd.COMPLETED
-        answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
-        self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
+        self.calls.answered(request, end is CallEnd.COMPLETED, facts)
+        if end is CallEnd.COMPLETED:
+            self._compactions.answered(request, facts)
         self._post(call, lambda: self._record_end(call, end, facts, reason))
 
     async def _record_end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
@@ -345,7 +349,7 @@ class Tracking:
             cached_tokens=-1 if usage.cached_tokens is None else usage.cached_tokens,
             completed=end is CallEnd.COMPLETED,
             output_tokens=usage.completion_tokens,
-            num_choices=call.request.chat.num_choices,
+            num_choices=call.request.asked.num_choices,
             stored_limit=call.bypass_from_token,
         )
         try:

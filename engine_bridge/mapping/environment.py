@@ -125,6 +125,24 @@ def supports_developer(source: str) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
+def wants_system_first(source: str) -> bool:
+    """Whether a template refuses a system message behind another one, by the trial that the engine makes.
+
+    It tries in a bare sandbox, where a template that needs more than Jinja's own names counts as refusing.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    roles = ("system", "user", "system", "user")
+    messages = [{"role": role, "content": "t"} for role in roles]
+    try:
+        environment.from_string(source).render(messages=messages, add_generation_prompt=False)
+    except jinja2.TemplateError:
+        return True
+    return False
+
+
 def detect_content_format(source: str) -> ContentFormat:
     """vLLM's rule: a template that loops over a message's content wants it as a list of parts.
 

@@ -4,13 +4,19 @@ Three steps, so that a service can run each where it belongs: `prepare` (compare
 (`resume` here, or `compiled(source).render_whole` anywhere), `finish` (tokens, ranges, keys).
 """
 
+from __future__ import annotations
+
+import functools
 import itertools
 import operator
+from array import array
 
 import msgspec
 import numpy as np
 
 from engine_bridge.chunk_keys import CHUNK_TOKENS, extend_keys
+from engine_bridge.errors import Unmappable
+from engine_bridge.mapping.anthropic import EFFORTS, DisabledEffort, MessagesPrompt
 from engine_bridge.mapping.history import History
 from engine_bridge.mapping.model_profile import ModelProfile, TemplateFacts
 from engine_bridge.mapping.normalise import (
@@ -21,11 +27,13 @@ from engine_bridge.mapping.normalise import (
     open_final_message,
     template_kwargs,
 )
-from engine_bridge.mapping.prompts import ChatPrompt
+from engine_bridge.mapping.plain import PlainPrompt, mapped_plain
+from engine_bridge.mapping.prompts import ChatPrompt, ConvertedPrompt
 from engine_bridge.mapping.ranges import MappedPrompt, Segments
 from engine_bridge.mapping.render import RenderState
+from engine_bridge.mapping.responses import ResponsesPrompt
 from engine_bridge.mapping.template import Rendering, RenderInput, compiled
-from engine_bridge.mapping.tokens import TokenisedText, common_prefix
+from engine_bridge.mapping.tokens import TokenisedText, common_prefix, same_ids
 
 
 class MappingState:
@@ -48,7 +56,7 @@ class MappingState:
         self.tools_char_end = 0
         self.tools_end = 0
 
-    def clone(self) -> "MappingState":
+    def clone(self) -> MappingState:
         """Independent state that shares what is never modified: texts and messages."""
         twin = MappingState()
         twin.__dict__.update(self.__dict__)
@@ -57,6 +65,12 @@ class MappingState:
         twin.segments = self.segments.copy()
         twin.keys = self.keys[:]
         return twin
+
+    def restart(self, ids: array[int]) -> None:
+        """Be what a prompt of these ids leaves that was not rendered; the keys stay for it to extend."""
+        keys = self.keys
+        self.__dict__.update(MappingState().__dict__)
+        self.keys, self.tokens.ids = keys, ids
 
     @property
     def size_bytes(self) -> int:
@@ -102,6 +116,46 @@ class ChatMapper:
         if rendering is None:
             rendering = compiled(prepared.facts.source).render_whole(prepared.given)
         return self.finish(prepared, rendering, state)
+
+    def map_converted(
+        self, prompt: MessagesPrompt | ResponsesPrompt, state: MappingState | None = None
+    ) -> MappedPrompt:
+        """`map` of a Messages or Responses request, by its own messages."""
+        converted = self.converted(prompt)
+        return converted.by_client_message(self.map(converted.prompt, state))
+
+    def converted(self, prompt: MessagesPrompt | ResponsesPrompt) -> ConvertedPrompt:
+        """A request as the chat request that the engine makes of it. Raises `Unmappable`."""
+        if isinstance(prompt, ResponsesPrompt):
+            return prompt.converted()
+        effort = self._disabled_effort if prompt.thinking_off else "none"
+        return prompt.converted(self.profile.wants_system_first(), effort)
+
+    @functools.cached_property
+    def _disabled_effort(self) -> DisabledEffort:
+        """By the engine's trial: whether the template knows how to do without thinking at all."""
+        without = self._trial("none")
+        return "low" if without is None or without in map(self._trial, EFFORTS) else "none"
+
+    def _trial(self, effort: str) -> str | None:
+        prompt = ChatPrompt(messages=[{"role": "user", "content": "Hi"}], reasoning_effort=effort)
+        try:
+            prepared = self.prepare(prompt, MappingState())
+            return compiled(prepared.facts.source).render_whole(prepared.given).tail
+        except Unmappable:
+            return None
+
+    def map_plain(self, prompt: PlainPrompt, state: MappingState | None = None) -> MappedPrompt:
+        """Tokens and keys of a prompt that no template makes: it is one message.
+
+        Raises `Unmappable`. Nothing of the text is kept, so it is encoded as a whole each time.
+        """
+        given, tokenizer = prompt.given, self.profile.tokenizer
+        state = MappingState() if state is None else state
+        ids = tokenizer.encode(given, prompt.special) if isinstance(given, str) else array("I", given)
+        kept = same_ids(state.tokens.ids, ids)
+        state.restart(ids)
+        return mapped_plain(ids, kept, state.keys, self.chunk_tokens)
 
     def prepare(self, prompt: ChatPrompt, state: MappingState) -> Prepared:
         """Normalise what is new of a prompt."""

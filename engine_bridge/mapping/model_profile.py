@@ -16,7 +16,12 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from engine_bridge.errors import Unmappable
-from engine_bridge.mapping.environment import detect_content_format, supports_developer, template_variables
+from engine_bridge.mapping.environment import (
+    detect_content_format,
+    supports_developer,
+    template_variables,
+    wants_system_first,
+)
 from engine_bridge.mapping.normalise import ContentFormat
 from engine_bridge.mapping.tokens import TextTokenizer
 
@@ -115,6 +120,10 @@ class ModelProfile:
         if "default" not in self._templates:
             raise Unmappable(f"none of the chat templates {sorted(self._templates)} is the default")
         return self._templates["default"]
+
+    def wants_system_first(self) -> bool:
+        """Whether one of the templates that may be picked wants all system messages in front."""
+        return any(wants_system_first(self.template_for(tools).source) for tools in (False, True))
 
     def _read(self, source: str) -> TemplateFacts:
         given = self.facts.content_format

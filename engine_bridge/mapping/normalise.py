@@ -80,7 +80,7 @@ _RESERVED_KWARGS = frozenset(
         "truncation",
     ]
 )
-_BILLING_HEADER = "x-anthropic-billing-header"
+BILLING_HEADER = "x-anthropic-billing-header"
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -115,7 +115,7 @@ def normalise_message(raw: Mapping[str, Any], content_format: ContentFormat) -> 
 def _content(raw: Mapping[str, Any], role: str, content_format: ContentFormat) -> Any:
     content = raw.get("content")
     if isinstance(content, str):
-        if role == "system" and content.startswith(_BILLING_HEADER):
+        if role == "system" and content.startswith(BILLING_HEADER):
             content = content.partition("\n")[2]
             if not content:
                 return "" if content_format == "string" else []
@@ -148,7 +148,7 @@ def _part(part: Any, role: str) -> tuple[str, dict[str, Any]] | None:
     text = part.get(_TEXT_FIELD[kind])
     if not isinstance(text, str):
         raise Unmappable(f"a content part of type {kind!r} has no text")
-    if role == "system" and kind == "text" and text.startswith(_BILLING_HEADER):
+    if role == "system" and kind == "text" and text.startswith(BILLING_HEADER):
         text = text.partition("\n")[2]
         if not text:
             return None

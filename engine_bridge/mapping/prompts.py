@@ -5,12 +5,14 @@ from typing import Any
 import msgspec
 
 from engine_bridge.errors import RejectedByEngine, Unmappable
+from engine_bridge.mapping.ranges import MappedPrompt
 
 _EFFORTS = frozenset(("none", "minimal", "low", "medium", "high", "xhigh", "max"))
 _FOREIGN = {
     "chat_template": "the request brings its own chat template",
     "truncate_prompt_tokens": "the request asks for a truncated prompt",
     "prompt_embeds": "the request carries embeddings",
+    "input_ids": "the request brings its own token ids",
 }
 _FLAGS = {"echo": "echo is set", "add_special_tokens": "add_special_tokens is set"}
 
@@ -66,6 +68,35 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
             continue_final_message=extend,
             chat_template_kwargs=kwargs,
             reasoning_effort=effort,
+        )
+
+
+class ConvertedPrompt(msgspec.Struct, frozen=True):
+    """A chat prompt, and how its messages are the client's.
+
+    `num_system` counts the messages that are the client's `system`, `counts[i]` those up to the end of the
+    client's message i. `last_moved` is the last message whose text moved to the front, -1 for none.
+    """
+
+    prompt: ChatPrompt
+    num_system: int
+    counts: tuple[int, ...]
+    last_moved: int = -1
+
+    def by_client_message(self, mapped: MappedPrompt) -> MappedPrompt:
+        """The same tokens by the client's messages; its system prompt belongs to the head.
+
+        Where a later message's text moved to the front, nothing behind that text is an earlier message's
+        alone: those are empty.
+        """
+        ends = (mapped.head_end, *mapped.message_ends)
+        front = mapped.head_end
+        return msgspec.structs.replace(
+            mapped,
+            head_end=ends[self.num_system] if self.last_moved < 0 else front,
+            message_ends=tuple(
+                ends[count] if at >= self.last_moved else front for at, count in enumerate(self.counts)
+            ),
         )
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import OrderedDict
+from typing import TypeAlias
 
 from engine_bridge.errors import Unmappable
+from engine_bridge.mapping.anthropic import MessagesPrompt
 from engine_bridge.mapping.mapper import ChatMapper, MappingState
+from engine_bridge.mapping.plain import PlainPrompt
 from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.ranges import MappedPrompt
+from engine_bridge.mapping.responses import ResponsesPrompt
 from engine_bridge.mapping.workers import RenderWorkers
 
 INLINE_CHARS = 16_384
@@ -21,6 +25,10 @@ minutes, for a prompt that the engine has refused long before."""
 
 INLINE_MESSAGES = 64
 """Messages that are normalised or rendered again on the event loop."""
+
+
+Prompt: TypeAlias = ChatPrompt | PlainPrompt | MessagesPrompt | ResponsesPrompt
+"""What can be mapped, each as its API asks for it."""
 
 
 class _Context:
@@ -48,7 +56,7 @@ class MappingService:
         self._sizes: dict[str, int] = {}
         self._total = 0
 
-    async def map(self, state_key: str, prompt: ChatPrompt) -> MappedPrompt:
+    async def map(self, state_key: str, prompt: Prompt) -> MappedPrompt:
         """Tokens, ranges and keys of the next prompt of a context. Raises `Unmappable`."""
         context = self._contexts.get(state_key)
         if context is None:
@@ -69,8 +77,16 @@ class MappingService:
             self._account(state_key, context)
         return mapped
 
-    async def _map(self, state: MappingState, prompt: ChatPrompt) -> MappedPrompt:
+    async def _map(self, state: MappingState, prompt: Prompt) -> MappedPrompt:
         mapper = self._mapper
+        if isinstance(prompt, PlainPrompt):
+            _refuse_too_long(len(prompt.given))
+            if len(prompt.given) > INLINE_CHARS:
+                return await asyncio.to_thread(mapper.map_plain, prompt, state)
+            return mapper.map_plain(prompt, state)
+        if isinstance(prompt, MessagesPrompt | ResponsesPrompt):
+            converted = mapper.converted(prompt)
+            return converted.by_client_message(await self._map(state, converted.prompt))
         if len(prompt.messages) - len(state.history.raw) > INLINE_MESSAGES:
             prepared = await asyncio.to_thread(mapper.prepare, prompt, state)
         else:
@@ -79,8 +95,7 @@ class MappingService:
         if rendering is None:
             rendering = await self._workers.render(prepared.facts.source, prepared.given)
         num_chars = mapper.chars_to_encode(rendering, state)
-        if num_chars > MAX_CHARS:
-            raise Unmappable(f"{num_chars} new characters are more than any model's context holds")
+        _refuse_too_long(num_chars)
         if num_chars > INLINE_CHARS:
             return await asyncio.to_thread(mapper.finish, prepared, rendering, state)
         return mapper.finish(prepared, rendering, state)
@@ -133,3 +148,8 @@ class MappingService:
                 break
             if not self._contexts[key].waiting:
                 self.forget(key)
+
+
+def _refuse_too_long(num_chars: int) -> None:
+    if num_chars > MAX_CHARS:
+        raise Unmappable(f"{num_chars} new characters are more than any model's context holds")

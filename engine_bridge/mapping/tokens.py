@@ -63,12 +63,12 @@ class TextTokenizer:
             first = token.content[:1]
             self._by_first[first] = (*self._by_first.get(first, ()), token.content)
 
-    def encode(self, text: str) -> array[int]:
-        """Token ids, no special tokens added. Lets other threads run meanwhile. Raises `RejectedByEngine`
-        for lone surrogates.
+    def encode(self, text: str, special: bool = False) -> array[int]:
+        """Token ids; with `special` the tokens that the tokenizer puts around a text are added. Lets other
+        threads run meanwhile. Raises `RejectedByEngine` for lone surrogates.
         """
         try:
-            encoding = self.backend.encode_batch_fast([text], add_special_tokens=False)[0]
+            encoding = self.backend.encode_batch_fast([text], add_special_tokens=special)[0]
         except (UnicodeEncodeError, TypeError) as error:
             raise RejectedByEngine("the prompt is not valid Unicode") from error
         return array("I", encoding.ids)
@@ -260,7 +260,7 @@ class TokenisedText:
         rest = self.text.tail(start)
         ids = tokenizer.encode(rest)
         points = tokenizer.checkpoints(rest, ids, start, token)
-        same = token + _same_ids(self.ids[token:], ids)
+        same = token + same_ids(self.ids[token:], ids)
         del self.ids[token:]
         self.ids.extend(ids)
         index = max(index, 0)
@@ -309,7 +309,8 @@ class TokenisedText:
         return 0, len(self.text), 0, tokenizer.ends(self.text.tail(0))
 
 
-def _same_ids(old: array[int], new: array[int]) -> int:
+def same_ids(old: array[int], new: array[int]) -> int:
+    """Number of leading tokens two prompts share."""
     size = min(len(old), len(new))
     differs = (
         np.frombuffer(old, np.uint32)[:size] != np.frombuffer(new, np.uint32)[:size] if size else np.empty(0)

@@ -248,6 +248,7 @@ class EngineStack:
         variables = self._variables() | {
             "VLLM_CPU_KVCACHE_SPACE": str(options.kv_cache_gb),
             "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ENABLE_RESPONSES_API_STORE": "1",
             "VLLM_HOST_IP": LOOPBACK,
             # Whole keys in events instead of their low 64 bits.
             "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": str(int(not options.full_event_hashes)),

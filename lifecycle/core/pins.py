@@ -7,7 +7,7 @@ import msgspec
 from lifecycle.core.decision import Decision
 from lifecycle.core.events import PinMoved, PinRefused, PinReleased, PinSet
 from lifecycle.core.observations import CallMapping, OperationReceived, PinRequest, SpanName
-from lifecycle.core.state import ContextState, Flight, PinHold, Version, list_path, live_ids, path
+from lifecycle.core.state import HEAD_INDEX, ContextState, Flight, PinHold, Version, list_path, live_ids, path
 from lifecycle.vocabulary import PIN_TTL_DEFAULT_SECONDS, PIN_TTL_MAX_SECONDS
 
 HEAD_ROLES = frozenset(("system", "developer"))
@@ -47,7 +47,11 @@ def span_end(state: ContextState, tip: int, span: SpanName) -> Version | str:
         leading = 0
         while leading < len(messages) and messages[leading].role in HEAD_ROLES:
             leading += 1
-        return messages[leading - 1] if leading else "the list begins with no system message"
+        if leading:
+            return messages[leading - 1]
+        # Some APIs keep the system prompt out of the list: then it is what stands before the first message.
+        head = steps[0] if steps and steps[0].index == HEAD_INDEX else None
+        return head if head is not None and head.end else "the prompt begins with no system message"
     if span == "tools":
         if not state.tools_end:
             return "the prompt holds no tools, or its tokens are not known"

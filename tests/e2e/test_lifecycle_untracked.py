@@ -13,14 +13,16 @@ L2_ONLY = frozenset({Tier.L2})
 
 
 async def by_completions(world: World, system: str) -> str:
-    """The same system prompt through an endpoint that is not followed."""
+    """The same system prompt in a way that is not followed."""
     tokens = await world.cache.tokens(
         [{"role": "system", "content": system}, {"role": "user", "content": "x"}]
     )
-    body = {"model": world.cache.stack.options.model_name, "prompt": tokens, "max_tokens": 1}
+    # The engine takes what can be made an integer for one; we take integers only.
+    loose = [float(token) for token in tokens]
+    body = {"model": world.cache.stack.options.model_name, "prompt": loose, "max_tokens": 1}
     reply = await world.http.post(f"{world.up.data_url}/v1/completions", json=body)
     reply.raise_for_status()
-    return "/v1/completions is not followed"
+    return "/v1/completions is not followed: the prompt is neither text nor token ids"
 
 
 async def by_bypass(world: World, system: str) -> str:

@@ -5,7 +5,8 @@ import json
 from itertools import count
 from typing import Any
 
-from proxy.chat_request import ChatCall, MessageHasher, parse_chat_call
+from proxy.call_readers import parse_calls
+from proxy.followed_call import FollowedCall, MessageHasher
 
 HASHER = MessageHasher(b"test key")
 Message = dict[str, Any]
@@ -33,9 +34,10 @@ def tool(call_id: str, text: str = "done") -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def chat(messages: list[Message], **fields: Any) -> ChatCall:
+def chat(messages: list[Message], **fields: Any) -> FollowedCall:
     body = json.dumps({"model": "m", "messages": messages, **fields}).encode()
-    return parse_chat_call(body, HASHER)
+    [call] = parse_calls("/v1/chat/completions", body, HASHER)
+    return call
 
 
 _numbers = count(1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lifecycle.vocabulary import CallEnd
-from proxy.answer_tap import AnswerFacts
+from proxy.answer_facts import AnswerFacts
 from proxy.call_listener import ForwardOutcome
 from proxy.errors import ProxyError
 from proxy.forward import Send, forward_call, pipe

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.answer_tap import AnswerFacts, AnswerTap, ToolCallFact
+from proxy.answer_facts import AnswerFacts, ToolCallFact, Usage
+from proxy.answer_tap import AnswerTap
 from tests.proxy.scripted_upstream import DONE, chat_answer, chat_chunks, sse
 
 
@@ -101,6 +102,39 @@ def test_a_whole_answer() -> None:
     assert facts.kv_transfer_params == {"cached_token_stats": {"l1": 5}}
     assert facts.complete
     assert not facts.streamed
+
+
+def test_a_chat_stream_of_sglang_is_read() -> None:
+    """As its documentation shows it: nulls where others leave a field out, and usage with the last piece."""
+    base = {"id": "5f3e", "object": "chat.completion.chunk", "created": 1, "model": "q"}
+    call = {
+        "id": "call_1",
+        "index": 0,
+        "type": "function",
+        "function": {"name": "ls", "arguments": '{"a": 1}'},
+    }
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "reasoning_content": None, "tool_calls": None},
+        {"role": None, "content": None, "reasoning_content": "hm", "tool_calls": None},
+        {"role": None, "content": "é", "reasoning_content": None, "tool_calls": None},
+        {"role": None, "content": None, "reasoning_content": None, "tool_calls": [call]},
+    ]
+    choices: list[dict[str, Any]] = [
+        {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "matched_stop": None}
+        for delta in deltas
+    ]
+    ended = {"index": 0, "delta": {"content": None}, "finish_reason": "tool_calls", "matched_stop": None}
+    usage = {"prompt_tokens": 12, "total_tokens": 21, "completion_tokens": 9, "reasoning_tokens": 1}
+    details = {"prompt_tokens_details": {"cached_tokens": 8}}
+    stream = b"".join(sse({**base, "choices": [each], "usage": None}) for each in (*choices, ended))
+    facts = read(stream + sse({**base, "choices": [], "usage": {**usage, **details}}) + DONE)
+    (choice,) = facts.choices
+    assert (choice.content, choice.reasoning, choice.finish_reason) == ("é", "hm", "tool_calls")
+    assert choice.tool_calls == (ToolCallFact("call_1", "ls", '{"a": 1}'),)
+    assert facts.usage == Usage(prompt_tokens=12, completion_tokens=9, cached_tokens=8)
+    assert facts.complete
+    without = sse({**base, "choices": [], "usage": {**usage, "prompt_tokens_details": None}})
+    assert read(without).usage.cached_tokens is None
 
 
 def test_token_ids_of_a_stream_add_up() -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lifecycle.vocabulary import CallEnd
-from proxy.answer_tap import AnswerFacts
+from proxy.answer_facts import AnswerFacts
 from proxy.call_listener import CallListener, ContentHeaders
 from tests.proxy.scripted_upstream import DONE, chat_answer, chat_chunks, sse
 

@@ -456,9 +456,10 @@ async def test_a_retry_is_another_attempt_of_the_same_call(tmp_path: Path) -> No
 
 async def test_inference_that_is_not_followed_is_noted(tmp_path: Path) -> None:
     async with whole_proxy(tmp_path, modes=(ModeRule(mode=Mode.BYPASS, model="other"),)) as it:
-        await it.data.post("/v1/completions", json={"model": NAME, "prompt": "x"})
+        await it.data.post("/v1/score", json={"model": NAME, "input": "x"})
         reasons = await untracked(it)
-        assert any("/v1/completions" in r for r in reasons)
+        assert any("/v1/score" in r for r in reasons)
+        await it.data.post("/v1/messages/count_tokens", json={"model": NAME, "messages": []})
         assert (await it.data.get("/v1/models")).status_code == 200
         assert (await it.data.get("/nowhere?x=1")).json() == {"path": "/nowhere"}
         assert await untracked(it) == reasons

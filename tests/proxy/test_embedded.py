@@ -19,7 +19,7 @@ from tests.architecture.deployment import REPOSITORY
 from tests.architecture.test_readme import README, blocks
 from tests.e2e.agent import BOTH, NOWHERE, polled, prose, tool
 from tests.e2e.test_lifecycle_main import long_run
-from tests.e2e.test_lifecycle_untracked import by_completions
+from tests.e2e.test_lifecycle_untracked import by_bypass
 from tests.proxy.embedded_world import CONFIG, config_in, embedded_engine, embedded_world, shared_proxy
 from tests.proxy.test_cli import run, served
 
@@ -109,7 +109,7 @@ async def test_untracked_calls_turn_deletes_into_demotions(tmp_path: Path) -> No
     async with embedded_world(embedded_engine(), config_in(tmp_path)) as world:
         agent = world.agent("tracked")
         await agent.say(prose(40))
-        await by_completions(world, agent.messages[0]["content"])
+        await by_bypass(world, agent.messages[0]["content"])
         keys = await agent.keys()
         await world.until_confirmed(keys)
         await world.cache.await_tiers(keys, BOTH)

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e import (
+    test_lifecycle_apis,
     test_lifecycle_books,
     test_lifecycle_doubt,
     test_lifecycle_forks,
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LEFT_OUT = {
     # Compares log probabilities; `test_embedded` has the rest of it.
     test_lifecycle_main.test_a_compaction_frees_exactly_the_old_list,
+    # The embedded engine does not speak that API.
+    test_lifecycle_apis.test_a_messages_call_is_proven_and_freed,
     # Waits for seconds until a lease is over.
     test_lifecycle_pins.test_the_end_of_its_lease_frees_a_pin,
 }
@@ -42,6 +45,7 @@ def scenarios(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 
 globals().update(
     scenarios(
+        test_lifecycle_apis,
         test_lifecycle_books,
         test_lifecycle_doubt,
         test_lifecycle_forks,

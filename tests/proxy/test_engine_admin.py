@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lifecycle.vocabulary import Mode
 from proxy.engine_admin import is_engine_admin
 from tests.proxy.live_server import RawClient, RawResponse
 from tests.proxy.scripted_upstream import Exchange
@@ -77,7 +78,9 @@ async def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     engine = Engine()
-    async with whole_proxy(tmp_path, script=engine, ready=False, models=(), api_keys=keys()) as it:
+    async with whole_proxy(
+        tmp_path, Mode.OBSERVE, script=engine, ready=False, models=(), api_keys=keys()
+    ) as it:
         yield int(it.up.data_url.rpartition(":")[2]), engine
 
 

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lifecycle.core.events import CallMapped
 from lifecycle.core.ids import split_keys
 from lifecycle.errors import LogUnavailable
-from lifecycle.vocabulary import Mode
+from lifecycle.vocabulary import MappingKind, Mode
 from proxy.erasure import IN_FLIGHT, erase_tenant
 from tests.lifecycle.lives import GatedLog
 from tests.proxy.test_data_app import bearer, keys
@@ -46,6 +47,21 @@ async def test_only_its_own_keys_go_and_shared_ones_are_listed(tmp_path: Path, m
         assert it.context("x", "a").closed
         assert not it.context("x", "a").pins
         assert it.context("x", "b").versions
+
+
+async def test_what_was_said_before_a_response_is_forgotten_too(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path, api_keys=keys()) as it:
+        body = {"model": NAME, "input": "what the tenant says"}
+        of_a = await it.data.post("/v1/responses", json=body, headers=bearer("a"))
+        of_b = await it.data.post("/v1/responses", json=body, headers=bearer("b"))
+        await it.runtime.mailboxes.settled()
+        await it.admin.delete("/kv/v1/tenants/a", headers=bearer("admin"))
+        for tenant, first in (("a", of_a), ("b", of_b)):
+            going_on = {**body, "previous_response_id": first.json()["id"]}
+            await it.data.post("/v1/responses", json=going_on, headers=bearer(tenant))
+            await it.runtime.mailboxes.settled()
+        kinds = [m.kind for m in (await it.events(CallMapped))[-2:]]
+        assert kinds == [MappingKind.NONE, MappingKind.EXACT]
 
 
 async def test_what_died_before_and_was_not_freed_is_erased_too(tmp_path: Path) -> None:

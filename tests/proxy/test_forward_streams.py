@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from lifecycle.vocabulary import CallEnd
-from proxy.answer_tap import AnswerFacts
+from proxy.answer_facts import AnswerFacts
 from proxy.call_listener import ForwardOutcome
 from proxy.forward import Send, forward_call
 from proxy.request_body import Receive, Scope, read_body

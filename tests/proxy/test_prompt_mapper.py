@@ -9,7 +9,7 @@ import pytest
 from engine_bridge.mapping.ranges import MappedPrompt
 from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import Arm, IdentityRung, MappingKind, Mode
-from proxy.answer_tap import AnswerFacts
+from proxy.answer_facts import AnswerFacts
 from proxy.config import ModelConfig
 from proxy.identity import Identity
 from proxy.lifecycle_fields import LifecycleFields
@@ -33,7 +33,7 @@ def a_call(**fields: Any) -> TrackedCall:
         uid="u",
         call_id="c",
         awaits_plan=False,
-        chat=chat([user("a message that is long enough for a chunk")], **fields),
+        asked=chat([user("a message that is long enough for a chunk")], **fields),
         fields=LifecycleFields(),
     )
     return TrackedCall(request, lambda c: None, lambda *told: None)
@@ -55,7 +55,7 @@ async def test_by_template_and_tokenizer(model: MappedModel) -> None:
     assert (observed.kind, observed.chunk_size) == (MappingKind.EXACT, CHUNK)
     assert len(observed.message_ends) == 1
     assert len(observed.chunk_keys) == observed.num_tokens // CHUNK * 32
-    assert not mapper.asks_engine(call.request.chat, Mode.ENFORCE)
+    assert not mapper.asks_engine(call.request.asked, Mode.ENFORCE)
     assert model.service is not None
     await model.service.close()
 
@@ -64,8 +64,8 @@ async def test_by_the_engines_ids(model: MappedModel) -> None:
     by_ids = model_by_ids(MappedModel("m", reason="no template"), ENGINE, CHUNK)
     mapper = PromptMapper({"m": by_ids})
     call = a_call()
-    assert mapper.asks_engine(call.request.chat, Mode.ENFORCE)
-    assert not mapper.asks_engine(call.request.chat, Mode.OBSERVE)
+    assert mapper.asks_engine(call.request.asked, Mode.ENFORCE)
+    assert not mapper.asks_engine(call.request.asked, Mode.OBSERVE)
     call.asks_ids = True
     call.answered.set_result(AnswerFacts(status=200, prompt_token_ids=tuple(range(40))))
     result = await mapper.map(call, "u")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle.vocabulary import CallEnd
-from proxy.answer_tap import AnswerFacts, Usage
+from proxy.answer_facts import AnswerFacts, Usage
 from proxy.call_listener import ForwardOutcome
 from proxy.request_record import RequestRecord, current_request, given_id, run_for, the_request
 

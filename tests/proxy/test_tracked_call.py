@@ -2,7 +2,7 @@
 
 from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, Mode
-from proxy.answer_tap import AnswerFacts
+from proxy.answer_facts import AnswerFacts
 from proxy.identity import Identity
 from proxy.lifecycle_fields import LifecycleFields, read_lifecycle_fields
 from proxy.tracked_call import CallRequest, TrackedCall, can_be_labelled
@@ -20,7 +20,7 @@ def request(fields: LifecycleFields) -> CallRequest:
         uid="u",
         call_id="c",
         awaits_plan=False,
-        chat=chat([user("hi")]),
+        asked=chat([user("hi")]),
         fields=fields,
     )
 

@@ -31,7 +31,7 @@ async def test_a_name_that_the_engine_does_not_know_either_holds_nothing_back(tm
 
     async with whole_proxy(tmp_path, script=script, ready=False) as it:
         index = it.runtime.tracker.contexts.index
-        answer = await it.data.post("/v1/completions", json={"model": "typo", "prompt": "x"})
+        answer = await it.data.post("/v1/score", json={"model": "typo", "input": "x"})
         assert answer.status_code == 404
         it.runtime.tracking.untracked.note(Namespace(NAME, "later"), "a barrier")
         await it.until(lambda: index.last_untracked_ns(Namespace(NAME, "later")) is not None)

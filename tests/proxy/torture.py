@@ -20,7 +20,7 @@ from tests.proxy.whole_proxy import SECONDS, Whole, user, whole_proxy
 T = TypeVar("T")
 
 CHAT = b"/v1/chat/completions"
-ROADS = (CHAT, b"/v1/completions", b"/v1/embeddings")
+ROADS = (CHAT, b"/inference/v1/generate", b"/v1/embeddings")
 """A call that is followed, inference that is not, and a path that is only piped."""
 
 _PROBES = (b"/v1/models", b"/version", b"/tokenize")

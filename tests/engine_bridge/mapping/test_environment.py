@@ -10,6 +10,7 @@ from engine_bridge.mapping.environment import (
     detect_content_format,
     supports_developer,
     template_variables,
+    wants_system_first,
 )
 
 SNIPPETS = (
@@ -78,3 +79,12 @@ def test_only_undeclared_names_are_variables():
 def test_developer_support_is_a_quoted_word():
     assert supports_developer("{% if m.role == 'developer' %}")
     assert not supports_developer("{# developer #}")
+
+
+def test_a_template_that_refuses_later_system_messages_or_cannot_be_tried_wants_them_first():
+    loop = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    refusing = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    refusing += "{{ raise_exception('x') }}{% endif %}{% endfor %}"
+    assert not wants_system_first(loop)
+    assert wants_system_first(refusing)
+    assert wants_system_first("{{ strftime_now('%Y') }}" + loop), "the engine tries it without that name"

@@ -5,9 +5,11 @@ import asyncio
 import pytest
 
 from engine_bridge.errors import RejectedByEngine, Unmappable
+from engine_bridge.mapping.anthropic import MessagesPrompt
 from engine_bridge.mapping.mapper import ChatMapper
+from engine_bridge.mapping.plain import PlainPrompt
 from engine_bridge.mapping.prompts import ChatPrompt
-from engine_bridge.mapping.service import INLINE_MESSAGES, MAX_CHARS, MappingService
+from engine_bridge.mapping.service import INLINE_CHARS, INLINE_MESSAGES, MAX_CHARS, MappingService
 from engine_bridge.mapping.workers import RenderWorkers
 from tests.engine_bridge.mapping.conversations import CHATML, Walk, comparable, toy_profile
 
@@ -72,6 +74,8 @@ async def test_a_failed_map_leaves_the_context_usable(mapper, service):
 async def test_a_prompt_that_no_model_could_take_is_not_tokenised(mapper, service):
     with pytest.raises(Unmappable, match="context"):
         await service.map("c", ChatPrompt(messages=[{"role": "user", "content": "x" * (MAX_CHARS + 1)}]))
+    with pytest.raises(Unmappable, match="context"):
+        await service.map("c", PlainPrompt("x" * (MAX_CHARS + 1)))
     prompt = ChatPrompt(messages=[{"role": "user", "content": "x"}])
     assert comparable(await service.map("c", prompt)) == comparable(mapper.map(prompt))
 
@@ -117,3 +121,14 @@ async def test_a_forgotten_context_is_gone(service):
     service.forget("c")
     assert service.token_ids("c") is None
     assert service.size_bytes == 0
+
+
+async def test_plain_prompts_and_messages_requests_are_mapped_like_the_mapper_maps_them(mapper, service):
+    words = "a word " * INLINE_CHARS
+    for prompt in (PlainPrompt("short"), PlainPrompt(words), PlainPrompt([1, 2, 3])):
+        assert (await service.map("c", prompt)).token_ids == mapper.map_plain(prompt).token_ids
+    body = {"system": "s", "messages": [{"role": "user", "content": "q"}], "thinking": {"type": "disabled"}}
+    prompt = MessagesPrompt.from_body(body)
+    mapped, alone = await service.map("c", prompt), mapper.map_converted(prompt)
+    assert (mapped.token_ids, mapped.message_ends) == (alone.token_ids, alone.message_ends)
+    assert service.token_ids("c") == mapped.token_ids

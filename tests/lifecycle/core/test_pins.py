@@ -106,10 +106,14 @@ def test_a_pin_beyond_the_budget_is_refused() -> None:
 def test_system_names_the_leading_instructions() -> None:
     story = pinned("system")
     assert [v for v, s in story.live().items() if s is PINNED] == ["s0"]
-    bare = Story()
-    bare.call("u1")
-    bare.do(PinSpan, span="system")
-    assert bare.names() == ["OperationRejected"]
+
+
+def test_system_is_what_stands_before_a_list_without_instructions() -> None:
+    story = Story()
+    story.call("u1")
+    story.do(PinSpan, span="system")
+    (hold,) = story.state.pins
+    assert hold.index == -1
 
 
 def test_tools_names_the_part_of_the_head_that_holds_them() -> None:

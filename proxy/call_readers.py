@@ -1,0 +1,56 @@
+"""The APIs whose calls are followed, each with its way to read a body."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from proxy.chat_request import read_chat
+from proxy.completion_request import read_completion
+from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode_body
+from proxy.generate_request import read_generate
+from proxy.messages_request import read_messages
+from proxy.responses_request import read_compaction, read_responses
+
+OFF_LOOP_BYTES = 64 * 1024
+"""Bodies larger than this are read in a worker thread."""
+
+
+class CallReader(Protocol):
+    """Reads a decoded body into the calls that it asks for, one a prompt and at least one.
+
+    Reading never changes the body that is forwarded. Raises `NotFollowed` with the reason.
+    """
+
+    def __call__(self, document: dict[str, Any], hasher: MessageHasher) -> Sequence[FollowedCall]: ...
+
+
+READERS: Mapping[str, CallReader] = {
+    "/v1/chat/completions": read_chat,
+    "/v1/completions": read_completion,
+    "/v1/messages": read_messages,
+    "/v1/responses": read_responses,
+    "/v1/responses/compact": read_compaction,
+    "/generate": read_generate,
+}
+"""By path."""
+
+
+def parse_calls(path: str, body: bytes, hasher: MessageHasher) -> Sequence[FollowedCall]:
+    """Read a body. Raises `NotFollowed`. Takes some milliseconds a megabyte."""
+    reader = READERS.get(path)
+    if reader is None:
+        raise NotFollowed(f"{path} is not followed")
+    try:
+        document = decode_body(body)
+        if not isinstance(document, dict):
+            raise NotFollowed("the body is no JSON object")
+        return reader(document, hasher)
+    except NotFollowed as reason:
+        raise NotFollowed(f"{path} is not followed: {reason}") from reason
+
+
+async def read_calls(path: str, body: bytes, hasher: MessageHasher) -> Sequence[FollowedCall]:
+    """`parse_calls`, off the event loop for large bodies."""
+    if len(body) > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(parse_calls, path, body, hasher)
+    return parse_calls(path, body, hasher)
