@@ -108,6 +108,11 @@ class Ownership(Protocol):
         ...
 
     @property
+    def lease_seconds(self) -> float:
+        """How long an owner that is not heard of stays the owner, and a process counts as alive."""
+        ...
+
+    @property
     def holds(self) -> bool:
         """Whether this process is the owner, certainly and at this moment."""
         ...

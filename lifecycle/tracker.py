@@ -52,6 +52,9 @@ CUT_OFF_NS = 30 * 10**9
 
 UNTRACKED_INTERVAL_NS = 60 * 10**9
 
+FLUSH_SECONDS = 0.2
+"""Pause between attempts to record what waits, at an end."""
+
 MAX_WAITING = 10_000
 """Observations that may wait in memory for the log to come back."""
 
@@ -241,6 +244,12 @@ class Tracker:
                     self._give_up_on(uid, f"an observation was dropped: {type(error).__name__}")
                 self._waiting.popleft()
         await self._record_untracked()
+
+    async def flushed(self) -> None:
+        """Until nothing waits for the log any more."""
+        while self._waiting or self._untracked:
+            await self.retry_waiting()
+            await asyncio.sleep(FLUSH_SECONDS if self.degraded else 0)
 
     async def tick(self) -> None:
         """Let time pass where a deadline is over; it stands still while the log is away."""

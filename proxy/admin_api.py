@@ -35,6 +35,7 @@ from proxy.presentation import (
     namespace_views,
 )
 from proxy.problems import problem, send_response
+from proxy.readiness import add_health_routes
 from proxy.report_api import add_report_routes
 from proxy.request_body import Receive, Scope
 from proxy.runtime import Runtime
@@ -105,27 +106,10 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
     app = FastAPI(title="KVTether admin", openapi_url="/kv/v1/openapi.json", docs_url=None, redoc_url=None)
     tracker = runtime.tracker
 
+    add_health_routes(app, runtime)
     add_report_routes(app, runtime)
     for kind in (LifecycleError, ProxyError, BridgeError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_problem)
-
-    @app.get("/livez")
-    async def livez() -> dict[str, str]:
-        return {"status": "alive"}
-
-    @app.get("/readyz")
-    async def readyz() -> Response:
-        """Ready means calls are forwarded. `control` says whether the cache may be touched, and why not."""
-        return _json(
-            {
-                "status": "ready",
-                "control": runtime.self_test.ok,
-                "level": runtime.cache.capabilities.level,
-                "problems": runtime.problems,
-                "warnings": runtime.warnings,
-                **runtime.modes.describe(),
-            }
-        )
 
     @app.get("/metrics")
     async def metrics() -> Response:

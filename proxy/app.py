@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
@@ -15,6 +15,7 @@ from lifecycle.store.opening import open_log
 from proxy.admin_api import AdminGuard, create_admin_app
 from proxy.config import Config, InvalidConfig, Listener
 from proxy.data_app import DataApp
+from proxy.drain import Closing, Drain, DrainingServer
 from proxy.following import LogOpener
 from proxy.http_server import HandoverProtocol
 from proxy.ops_api import OpsApi
@@ -23,7 +24,6 @@ from proxy.tasks import owned_tasks
 
 log = structlog.get_logger(__name__)
 
-DRAIN_SECONDS = 30
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients and balancers keep idle connections, so that they close first."""
@@ -32,10 +32,23 @@ KEEP_ALIVE_SECONDS = 75
 class Serving:
     """What is up: the runtime and where to reach it."""
 
-    def __init__(self, runtime: Runtime, data_url: str, admin_url: str) -> None:
+    def __init__(
+        self, runtime: Runtime, servers: Sequence[uvicorn.Server], data_url: str, admin_url: str
+    ) -> None:
         self.runtime = runtime
+        self._servers = servers
         self.data_url = data_url
         self.admin_url = admin_url
+
+    async def drain(self, *, at_once: bool) -> None:
+        """Not ready, and no owner any more; comes back when the listeners may end, `at_once` if nobody has
+        to look elsewhere first."""
+        settling = self.runtime.drain.settle(at_once=at_once)
+        await asyncio.gather(settling, self.runtime.office.resign())
+
+    def hurry(self) -> None:
+        """Cut off what is under way."""
+        self.runtime.drain.hurry(self._servers)
 
 
 def create_data_app(runtime: Runtime) -> DataApp:
@@ -68,39 +81,39 @@ async def serving(
         sockets = [stack.enter_context(_bound(each)) for each in (config.data, config.admin)]
         runtime = await stack.enter_async_context(open_runtime(config, cache, opener))
         apps = (create_data_app(runtime), AdminGuard(create_admin_app(runtime), runtime))
-        servers = [_server(app) for app in apps]
+        servers = [_server(Closing(app, runtime.drain), runtime.drain, config) for app in apps]
         tasks = await stack.enter_async_context(owned_tasks())
         running = [tasks.run(server.serve([bound])) for server, bound in zip(servers, sockets, strict=True)]
         try:
             # The sockets listen already: who connects before a server accepts is served a moment later.
-            yield Serving(runtime, *(_url(bound) for bound in sockets))
+            yield Serving(runtime, servers, *(_url(bound) for bound in sockets))
         finally:
-            runtime.stopping.set()
-            for server in servers:
+            # Health and metrics are told to the end: the admin listener ends last.
+            for number, server in enumerate(servers):
+                if number:
+                    runtime.stopping.set()
                 server.should_exit = True
-            await asyncio.wait(running)
+                await asyncio.wait(running[number : number + 1])
 
 
 async def serve_until_signalled(config: Config) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    stop = asyncio.Event()
+    """Serve until SIGINT or SIGTERM, then drain: for a terminal at once, for balancers after a while.
+
+    A second signal cuts off what is still under way.
+    """
+    told: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, told.put_nowait, number)
     async with serving(config) as up:
         log.info(
             "serving", data=up.data_url, admin=up.admin_url, upstream=config.upstream.url, mode=config.mode
         )
-        await stop.wait()
+        first = await told.get()
         log.info("draining")
-
-
-class _Server(uvicorn.Server):
-    """Signals belong to the whole process, not to one listener."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        yield
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, up.hurry)
+        await up.drain(at_once=first == signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -120,8 +133,8 @@ def _bound(listener: Listener) -> Iterator[socket.socket]:
         yield bound
 
 
-def _server(app: object) -> _Server:
-    return _Server(
+def _server(app: object, drain: Drain, config: Config) -> DrainingServer:
+    return DrainingServer(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
             loop="none",
@@ -133,8 +146,9 @@ def _server(app: object) -> _Server:
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
-        )
+            timeout_graceful_shutdown=config.drain.finish_seconds,  # type: ignore[arg-type]
+        ),
+        drain,
     )
 
 

@@ -10,11 +10,12 @@ With a log that only one process can use, that process is the owner from beginni
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import structlog
 
+from lifecycle.core.events import CallArrived, RecordedEvent
 from lifecycle.errors import CorruptLog, LifecycleError
 from lifecycle.log_keeper import LogKeeper
 from lifecycle.ports import Ownership
@@ -22,21 +23,19 @@ from lifecycle.tracker import Tracker
 
 log = structlog.get_logger(__name__)
 
-BEAT_SECONDS = 1.0
-"""How often a proxy says that it lives."""
+BEAT_SHARE = 0.2
+"""How often a proxy says that it lives, as a part of the lease."""
+
+PATIENCE_SHARE = 0.6
+"""As a part of the lease: how long after the feed was last read to its head an owner may act on what it read,
+and how long a proxy must be silent, after its own lease, before its calls are ended. Where the log was away
+everybody is silent for a moment."""
 
 BEAT_LIMIT_SECONDS = 2.0
-"""How long it waits for the log to hear that, before it says it again."""
-
-FRESH_SECONDS = 3.0
-"""How long after the feed was last read to its head an owner may act on what it read."""
+"""How long a proxy waits for the log to hear that it lives, before it says it again."""
 
 GATHER_SECONDS = 0.005
 """Events come in bursts; one read serves a burst."""
-
-GONE_SECONDS = 3.0
-"""How long a proxy must be silent before its calls are ended: everybody is for a moment where the log itself
-was away."""
 
 TICK_SECONDS = 1.0
 
@@ -71,6 +70,8 @@ class Office:
         self._resigning = False
         self._fresh_until = 0.0
         self._silent_since: dict[str, float] = {}
+        self._heard_of: set[str] = set()
+        tracker.listeners.append(self._heard)
 
     @property
     def name(self) -> str:
@@ -110,7 +111,7 @@ class Office:
             self._ownership = ownership
         if ownership.shared:
             await self._ownership.beat()
-            self._fresh_until = self._clock() + FRESH_SECONDS
+            self._fresh_until = self._clock() + PATIENCE_SHARE * ownership.lease_seconds
             await self._review(self._ownership)
         else:
             await self._tracker.end_orphans(self._tracker.callers() - {self.name})
@@ -127,18 +128,18 @@ class Office:
                 if newest > self._tracker.contexts.position:
                     await asyncio.sleep(GATHER_SECONDS)
                     await self._tracker.catch_up(newest)
-                self._fresh_until = self._clock() + FRESH_SECONDS
+                self._fresh_until = self._clock() + PATIENCE_SHARE * ownership.lease_seconds
             except LifecycleError as error:
                 level = log.error if isinstance(error, CorruptLog) else log.warning
                 level("what other proxies record is not heard", error=str(error))
-                await asyncio.sleep(BEAT_SECONDS)
+                await asyncio.sleep(TICK_SECONDS)
 
     async def keep(self) -> None:
         """Say that this proxy lives, and be the owner if nobody else is, for ever."""
         await self._joined.wait()
         ownership = self._ownership
         while ownership is not None and ownership.shared:
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(BEAT_SHARE * ownership.lease_seconds)
             try:
                 async with asyncio.timeout(BEAT_LIMIT_SECONDS):
                     await ownership.beat()
@@ -216,18 +217,24 @@ class Office:
         if not self._in.is_set():
             await self._tracker.catch_up()
             await self.log_keeper.take_over()
+            await self._tracker.end_orphans(())  # nobody, but what the last owner did not prove any more
             self._take_office()
             log.info("this proxy owns the event log", proxy=self.name)
         await self._end_calls_of_the_gone(ownership)
 
     async def _end_calls_of_the_gone(self, ownership: Ownership) -> None:
         now = self._clock()
-        silent = await ownership.silent(self._tracker.callers() - {self.name})
+        silent = await ownership.silent((self._tracker.callers() | self._heard_of) - {self.name})
         self._silent_since = {name: self._silent_since.get(name, now) for name in silent}
-        gone = {name for name, since in self._silent_since.items() if now - since >= GONE_SECONDS}
+        patience = PATIENCE_SHARE * ownership.lease_seconds
+        gone = {name for name, since in self._silent_since.items() if now - since >= patience}
         if gone:
-            log.warning("calls of proxies that are gone are ended", proxies=sorted(gone))
+            log.info("proxies are gone: whatever calls they left behind are ended", proxies=sorted(gone))
             await self._tracker.end_orphans(gone)
+            self._heard_of -= gone
+
+    def _heard(self, batch: Sequence[RecordedEvent]) -> None:
+        self._heard_of.update(r.event.proxy for r in batch if isinstance(r.event, CallArrived))
 
     def _take_office(self) -> None:
         self._out.clear()

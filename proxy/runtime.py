@@ -27,6 +27,7 @@ from proxy.cache_driver import cache_driver
 from proxy.chat_request import MessageHasher
 from proxy.config import Config, api_key
 from proxy.declarations import Declarations
+from proxy.drain import Drain
 from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
 from proxy.hold_watch import HoldWatch
 from proxy.key_watch import KeyWatch, refuse_strangers
@@ -186,6 +187,7 @@ class Runtime:
             self.following.begun,
             lambda: self.office.holds,
         )
+        self.drain = Drain(config.drain)
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
 
@@ -332,6 +334,7 @@ class Runtime:
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 await self.mailboxes.settled()
+                await self.tracker.flushed()
         except TimeoutError:
             log.warning("some calls are not recorded to their end")
 

@@ -9,6 +9,7 @@ class Alone:
 
     shared = False
     holds = True
+    lease_seconds = 0.0
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -26,8 +26,8 @@ LEASE_SECONDS = 5.0
 SURE_SHARE = 0.6
 """Part of the lease, from when it was asked for, in which this process takes itself for the owner."""
 
-BLOCK_SECONDS = 1.0
-"""Longest wait for news: well below the time limit of an answer."""
+BLOCK_SHARE = 0.2
+"""Longest wait for news, as a part of the lease: below what makes an owner doubt that it hears the others."""
 
 NEWS_AT_ONCE = 256
 """Entries of the feed that one piece of news stands for; what is behind them is news again."""
@@ -48,7 +48,7 @@ class RedisOwnership:
         self._server = event_log.server
         self._epoch = event_log.epoch
         self._name = name
-        self._lease_seconds = lease_seconds
+        self.lease_seconds = lease_seconds
         self._clock = clock
         self._meta, self._feed = self._server.key("meta"), self._server.key("feed")
         self._lease = self._server.key("lease", "owner")
@@ -74,18 +74,18 @@ class RedisOwnership:
         asked = self._clock()
         wanted = 0 if self._resigned else 1
         keys = (self._meta, self._lease, self._presence(self._name))
-        lease_ms = int(self._lease_seconds * 1000)
+        lease_ms = int(self.lease_seconds * 1000)
         owner, term = await self._evaluated(BEAT, keys, (self._epoch, self._name, lease_ms, wanted))
         self._owner = owner.decode()
         if self._owner == self._name and not self._resigned:
             self._server.term = int(term)
-            self._sure_until = asked + SURE_SHARE * self._lease_seconds
+            self._sure_until = asked + SURE_SHARE * self.lease_seconds
         else:
             self._sure_until = 0.0
 
     async def news(self, position: int) -> int:
         """Wait for events behind `position`, for about a second at most; answers the last one's position."""
-        block_ms = int(BLOCK_SECONDS * 1000)
+        block_ms = int(BLOCK_SHARE * self.lease_seconds * 1000)
         command = ("XREAD", "COUNT", NEWS_AT_ONCE, "BLOCK", block_ms, "STREAMS", self._feed, f"{position}-0")
         client = self._server.client
         found = await self._server.ask(lambda: client.execute_command(*command))  # type: ignore[no-untyped-call]
