@@ -75,6 +75,8 @@ class Tracker:
         self.clock = clock
         self.name = name
         """Of this process: the calls it takes in are recorded under it."""
+        self.shared = False
+        """Whether other processes write to the log, too."""
         self.listeners: list[Callable[[Sequence[RecordedEvent]], None]] = []
         self.own_listeners: list[Callable[[Sequence[RecordedEvent]], None]] = []
         """Called with what this process recorded, once it is in the books: for who counts everything once."""
@@ -87,6 +89,8 @@ class Tracker:
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
         self._unread = True
+        self.read = asyncio.Event()
+        """Set when the books tell what the log tells."""
         self.retention_seconds = retention_seconds
         self._began_with: Manifest | None = None
         self._applying = asyncio.Event()
@@ -123,6 +127,7 @@ class Tracker:
             )
         await self.contexts.rebuild(self._log.read_all(self.contexts.position))
         self._unread = False
+        self.read.set()
         return self._began_with
 
     @asynccontextmanager
@@ -181,6 +186,9 @@ class Tracker:
         key = ContextKey(observation.tenant, observation.context_id)
         async with self._lock(f"name {key}"):
             known = self.contexts.find(key, observation.namespace)
+            if known is None and self.shared:
+                await self.catch_up()
+                known = self.contexts.find(key, observation.namespace)
             if known is not None:
                 return known
             parent_state = self.contexts.find(parent, observation.namespace) if parent else None

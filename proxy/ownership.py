@@ -109,6 +109,7 @@ class Office:
         """Begin, once the books are read; twice changes nothing. Raises `LogUnavailable`."""
         if self._ownership is None:
             self._ownership = ownership
+            self._tracker.shared = ownership.shared
         if ownership.shared:
             await self._ownership.beat()
             self._fresh_until = self._clock() + PATIENCE_SHARE * ownership.lease_seconds

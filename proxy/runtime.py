@@ -382,6 +382,7 @@ async def open_runtime(
             runtime.read_models.run,
             runtime.watch_placement,
             runtime.reporting.run,
+            runtime.tracking.lineage.recall,
             runtime.office.follow,
             runtime.office.keep,
         ):

@@ -17,6 +17,7 @@ from lifecycle.core.directives import DirectiveResult
 from lifecycle.core.events import CallArrived
 from lifecycle.core.ids import ContextKey, Namespace
 from lifecycle.core.observations import (
+    AnswerFact,
     CallArrival,
     CallEnding,
     CallMapping,
@@ -41,6 +42,7 @@ from proxy.mailbox import Mailboxes
 from proxy.models import MappedModel
 from proxy.modes import Modes
 from proxy.prompt_mapper import PromptMapper
+from proxy.shared_lineage import SharedLineage
 from proxy.tasks import Tasks
 from proxy.tracked_call import CallRequest, TrackedCall, Unmapped, can_be_labelled
 from proxy.untracked import UntrackedNotes
@@ -76,6 +78,7 @@ class Tracking:
         self.declarations = declarations
         self.calls = CallRecognition(tracker, modes, lineage, ids, limits)
         self._lineage = lineage
+        self.lineage = SharedLineage(tracker, lineage)
         self._hasher = hasher
         self._reclaimer = reclaimer
         self._verifier = verifier
@@ -298,6 +301,7 @@ class Tracking:
         completed = end is CallEnd.COMPLETED
         answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
         self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
+        call.answers = tuple(AnswerFact(a.echo, a.tool_call_ids) for a in answers)
         self._post(call, lambda: self._record_end(call, end, facts, reason))
 
     async def _record_end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
@@ -325,6 +329,7 @@ class Tracking:
                 output_tokens=usage.completion_tokens,
                 detail=reason,
                 max_branches=self._limits.of(call.request.tenant).branches,
+                answers=call.answers,
             ),
         )
         if isinstance(result, MappedPrompt) and self._reclaimer.capabilities.level:
