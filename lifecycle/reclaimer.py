@@ -49,7 +49,7 @@ class Reclaimer:
     `mode_of(uid)` is the mode of the context that held a dead chunk last. `objection(namespace)` says why
     the cache must not be touched now, whatever the mode (a failed self-test, say); empty if it may.
     `holds_change(uid)` says that the cache is being told to let go of what the context pinned: until then it
-    would refuse to free that. `owns()` says that this process may plan now, `shares()` that others use the
+    would refuse to free that. `plans()` says that this process may plan now, `shares()` that others use the
     same log, whose calls ask for hints of their own.
     """
 
@@ -61,7 +61,7 @@ class Reclaimer:
         mode_of: Callable[[str], Mode],
         objection: Callable[[Namespace], str],
         holds_change: Callable[[str], bool] = lambda uid: False,
-        owns: Callable[[], bool] = lambda: True,
+        plans: Callable[[], bool] = lambda: True,
         shares: Callable[[], bool] = lambda: False,
     ) -> None:
         self._tracker = tracker
@@ -70,7 +70,7 @@ class Reclaimer:
         self._mode_of = mode_of
         self._objection = objection
         self._holds_change = holds_change
-        self._owns = owns
+        self._plans = plans
         self._shares = shares
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
@@ -130,7 +130,7 @@ class Reclaimer:
 
     def _planned(self) -> list[tuple[Reclaim | Demote, str]]:
         """One directive per namespace and mode, with why it is suppressed; the next pass plans the rest."""
-        if self._tracker.degraded or not self._owns():
+        if self._tracker.degraded or not self._plans():
             return []
         contexts = self._tracker.contexts
         planned: list[tuple[Reclaim | Demote, str]] = []
@@ -226,8 +226,6 @@ class Reclaimer:
         def may(key: bytes) -> bool:
             nonlocal looked_at, doubted
             if not unreferenced(key) or self._tracker.degraded or self._objection(namespace):
-                return False
-            if not self._owns():
                 return False
             if isinstance(directive, Demote):
                 return True

@@ -92,9 +92,14 @@ class Office:
     def holds(self) -> bool:
         """Whether this proxy may ask the cache to free or to hold something, at this moment."""
         ownership = self._ownership
-        if ownership is None or self._resigning or not self._in.is_set() or not ownership.holds:
+        if ownership is None or not self._in.is_set() or not ownership.holds:
             return False
         return not ownership.shared or self._clock() < self._fresh_until
+
+    @property
+    def plans(self) -> bool:
+        """Whether this proxy may begin to: it ends what it began before it lets another one take over."""
+        return self.holds and not self._resigning
 
     @property
     def objection(self) -> str:

@@ -114,7 +114,7 @@ class Runtime:
             self.mode_of,
             self.objection,
             lambda uid: self.pins.changing(uid),
-            lambda: self.office.holds,
+            lambda: self.office.plans,
             lambda: self.office.shared,
         )
         self.tasks = tasks
