@@ -31,6 +31,8 @@ def run(config: Config, cache_port: int, pipe: Connection, lease_seconds: float)
 async def _run(config: Config, cache_port: int, pipe: Connection, lease_seconds: float) -> None:
     async def opener(url: str) -> OpenLog:
         opened = await open_log(url)
+        if not url.startswith("redis:"):
+            return opened
         join: Any = partial(opened.join, lease_seconds=lease_seconds)
         return opened._replace(join=join)
 

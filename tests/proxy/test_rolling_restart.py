@@ -23,11 +23,13 @@ from tests.proxy.proxy_process import Balancer, ProxyProcess
 from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream
 from tests.proxy.test_crashes import FarSide, assert_dead
 from tests.proxy.toy_model import NAME, ToyEngine
-from tests.proxy.whole_proxy import SECONDS, Message, assistant, configured, lifecycle, system, user
+from tests.proxy.whole_proxy import Message, assistant, configured, lifecycle, system, user
 
 LEASE_SECONDS = 2.0
 AGENTS = 3
-ENGINE_SECONDS = 0.05
+ENGINE_SECONDS = 0.1
+PATIENCE = 60.0
+"""Bound of every wait."""
 
 
 class Scene:
@@ -41,16 +43,21 @@ class Scene:
         self.done: list[tuple[str, str]] = []
         self.enough = asyncio.Event()
         self.turned = asyncio.Event()
+        self.flowing = asyncio.Event()
+        self.agents: list[asyncio.Task[None]] = []
 
     async def start(self) -> ProxyProcess:
+        """One more. Nobody calls meanwhile: on a busy machine it takes long enough for a thousand calls."""
+        self.flowing.clear()
         proxy = ProxyProcess(self.config, self.cache_port, LEASE_SECONDS)
         await proxy.up()
         self.balancer.proxies.append(proxy)
+        self.flowing.set()
         return proxy
 
     async def owner(self) -> ProxyProcess:
         """Whoever owns the log, as soon as somebody does."""
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 for proxy in self.balancer.proxies:
                     if (await proxy.ready(self.balancer.http)).get("owns"):
@@ -60,10 +67,13 @@ class Scene:
     async def more(self, turns: int = AGENTS) -> None:
         """Until so many more calls were answered."""
         until = len(self.done) + turns
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(PATIENCE):
             while len(self.done) < until:
                 self.turned.clear()
                 await self.turned.wait()
+                for agent in self.agents:
+                    if agent.done():
+                        agent.result()
 
     async def agent(self, name: str, http: httpx.AsyncClient, *, patient: bool) -> None:
         """Contexts one after the other, each with a few turns, an edit and an end, until it is enough."""
@@ -91,6 +101,7 @@ class Scene:
         patient: bool,
     ) -> None:
         body = {"model": NAME, "messages": messages, "stream": stream}
+        await self.flowing.wait()
         url, headers = f"{self.balancer.url}/v1/chat/completions", lifecycle(ctx=ctx, call=call)
         answer = await self.persist(lambda: http.post(url, json=body, headers=headers), patient)
         assert answer.status_code == 200, answer.text
@@ -129,7 +140,7 @@ async def scene(tmp_path: Path, url: str) -> AsyncIterator[Scene]:
 
     server = await asyncio.start_server(far.serve, "127.0.0.1", 0)
     async with server, ScriptedUpstream(script) as engine, Balancer() as balancer:
-        drain = DrainConfig(settle_seconds=0.5, finish_seconds=SECONDS)
+        drain = DrainConfig(settle_seconds=0.5, finish_seconds=PATIENCE)
         config = configured(tmp_path, engine.url, log_url=url, drain=drain)
         it = Scene(config, server.sockets[0].getsockname()[1], far, balancer)
         try:
@@ -143,24 +154,26 @@ async def scene(tmp_path: Path, url: str) -> AsyncIterator[Scene]:
 @asynccontextmanager
 async def load(it: Scene, *, patient: bool) -> AsyncIterator[None]:
     """Agents at work as long as the block runs, each to the end of what it began."""
-    async with httpx.AsyncClient(timeout=SECONDS) as http:
-        agents = [asyncio.ensure_future(it.agent(f"a{n}", http, patient=patient)) for n in range(AGENTS)]
+    async with httpx.AsyncClient(timeout=PATIENCE) as http:
+        it.agents = [asyncio.ensure_future(it.agent(f"a{n}", http, patient=patient)) for n in range(AGENTS)]
+        for agent in it.agents:
+            agent.add_done_callback(lambda _: it.turned.set())
         try:
             yield
             it.enough.set()
-            await asyncio.wait_for(asyncio.gather(*agents), SECONDS)
+            await asyncio.wait_for(asyncio.gather(*it.agents), PATIENCE)
         finally:
-            for agent in agents:
+            for agent in it.agents:
                 agent.cancel()
-            await asyncio.gather(*agents, return_exceptions=True)
+            await asyncio.gather(*it.agents, return_exceptions=True)
 
 
 async def what_is_proven_is_gone(it: Scene, url: str) -> list[Any]:
-    """Until no chunk is left that was proven ours, and all that was asked for is answered; answers everything
-    recorded."""
+    """Until every call is over, all that was asked of the cache is answered, and no chunk is left that was
+    proven ours; answers everything recorded."""
     event_log = (await open_log(url)).event_log
     try:
-        async with asyncio.timeout(2 * SECONDS):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 told = [r async for r in event_log.read_all()]
                 confirmed = [r.event for r in told if isinstance(r.event, ChunksConfirmed) and r.event.stored]
@@ -169,11 +182,20 @@ async def what_is_proven_is_gone(it: Scene, url: str) -> list[Any]:
                     e.directive.directive_id for r in told if isinstance(e := r.event, DirectiveProposed)
                 }
                 answered = {r.event.directive_id for r in told if isinstance(r.event, DirectiveSettled)}
-                if asked and asked == answered and not proven & set(it.far.chunks):
+                states = replayed(told).states.values()
+                over = bool(asked) and asked == answered and not any(s.flights or s.open for s in states)
+                if over and not proven & set(it.far.chunks):
                     return told
                 await asyncio.sleep(0.1)
     finally:
         await event_log.close()
+
+
+def replayed(told: list[Any]) -> Contexts:
+    contexts = Contexts()
+    for recorded in told:
+        contexts.apply(recorded)
+    return contexts
 
 
 def recounted(it: Scene, told: list[Any]) -> Contexts:
@@ -187,7 +209,6 @@ def recounted(it: Scene, told: list[Any]) -> Contexts:
     for _, key in deletions:
         assert_dead(contexts, key)
     assert it.far.deleted
-    assert not any(s.flights or s.open for s in contexts.states.values())
     return contexts
 
 
