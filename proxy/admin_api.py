@@ -24,6 +24,7 @@ from proxy.config import ModeRule
 from proxy.erasure import erase_tenant, observe_now
 from proxy.errors import Forbidden, InvalidRequest, MethodRefused, NoSuchPath, ProxyError
 from proxy.forward import Send
+from proxy.health_api import add_health_routes
 from proxy.key_watch import is_address
 from proxy.lifecycle_fields import parse_span
 from proxy.presentation import (
@@ -35,7 +36,6 @@ from proxy.presentation import (
     namespace_views,
 )
 from proxy.problems import problem, send_response
-from proxy.readiness import add_health_routes
 from proxy.report_api import add_report_routes
 from proxy.request_body import Receive, Scope
 from proxy.runtime import Runtime

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import structlog
@@ -95,7 +95,9 @@ class Runtime:
             ),
         )
         self._profiles: dict[str, ModelProfile] = {}
-        self.cache = cache or cache_driver(config, self._tokenize if config.models else None)
+        self.cache = cache or cache_driver(
+            config, self._tokenize if config.models else None, lambda *told: self.metrics.controlled(*told)
+        )
         self.blocks = CallBlocks()
         self.tracker = Tracker(
             self.event_log,
@@ -162,7 +164,7 @@ class Runtime:
             self.placement.doubt,
             self.metrics.pin_repairs,
         )
-        self.metrics.show_holds(lambda: self.holds.num_held, lambda: self.holds.num_foreign)
+        self.metrics.show_holds(self.holds)
         self.pins = PinKeeper(
             self.tracker,
             self.reclaimer,
@@ -188,6 +190,7 @@ class Runtime:
             lambda: self.office.holds,
         )
         self.drain = Drain(config.drain)
+        self.told_beside: list[Callable[[], Sequence[str]]] = []
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
 
@@ -214,7 +217,8 @@ class Runtime:
     def warnings(self) -> tuple[str, ...]:
         """What is wrong without standing against control."""
         keys = (self.keys.problem,) if self.keys.problem else ()
-        return (*keys, *self.read_models.warnings, *self.log_keeper.warnings)
+        more = [text for told in self.told_beside for text in told()]
+        return (*keys, *self.read_models.warnings, *self.log_keeper.warnings, *more)
 
     def mode_of(self, uid: str) -> Mode:
         """The mode of a context now.
@@ -327,8 +331,6 @@ class Runtime:
         await self.following.begun.wait()
         await self.prepared.wait()
 
-    # -- the end ------------------------------------------------------------------------------------------
-
     async def settled(self) -> None:
         """Let the contexts' queues run empty, as far as that takes no longer than `SETTLE_SECONDS`."""
         try:
@@ -343,8 +345,6 @@ class Runtime:
         for model in self.models.values():
             if model.service is not None:
                 await model.service.close()
-
-    # -- parts --------------------------------------------------------------------------------------------
 
     def _default_namespace(self) -> Namespace | None:
         return next((self.tracking.namespace(name, "") for name in self.models), None)
