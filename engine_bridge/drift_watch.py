@@ -91,7 +91,7 @@ class DriftWatch:
 
     async def _prove_what_was_cut_off(self) -> None:
         now_ns = self._tracker.clock.now_ns()
-        self._since_ns = self._since_ns or now_ns
+        self._since_ns = (self._since_ns or now_ns) if self._tracker.cut_off else 0
         index = self._tracker.contexts.index
         for namespace, run in list(self._tracker.cut_off):
             unproven = index.unproven(namespace, run)

@@ -5,6 +5,7 @@ LifecycleError
 ├── UnknownContext       the context is not this tenant's, or does not exist
 ├── VersionConflict      somebody else appended first; read again and decide again
 ├── LogUnavailable       the log cannot take or give events now; calls go on untracked
+│   └── Deposed          another proxy owns the log: what only the owner may say is refused
 ├── CorruptLog           what was read back cannot be decoded; reclaim stops
 └── ReadModelsUnavailable  the read models' database cannot take or give rows now; nothing else suffers
 """
@@ -34,6 +35,10 @@ class VersionConflict(LifecycleError):
 
 class LogUnavailable(LifecycleError):
     """The event log refused or lost the request; nothing of the batch was recorded."""
+
+
+class Deposed(LogUnavailable):
+    """Another process on this log owns it since: it was not recorded, and is not this one's to ask for."""
 
 
 class CorruptLog(LifecycleError):

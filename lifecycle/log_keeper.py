@@ -57,7 +57,7 @@ Reader = Callable[[], Awaitable[int | None]]
 
 
 class LogKeeper:
-    """One loop for one log, of the only process that snapshots and trims it.
+    """One loop for one log, of the process that owns it: nobody else snapshots and trims it.
 
     `readers` are whoever must have read an event before it is trimmed. Events are kept as long as the tracker
     keeps closed contexts.
@@ -101,13 +101,27 @@ class LogKeeper:
         """
         manifest = await self.tracker.start(snapshots)
         if manifest is not None:
-            self._newest = (manifest.position, frozenset(manifest.parts()))
-            for snapshot in await snapshots.newest_first():
-                if snapshot.position < manifest.position and _readable(snapshot):
-                    self._older = snapshot.position
-                    break
+            await self._go_on_from(manifest, snapshots)
         self.first_position = await self._log.first_position()
         self._snapshots = snapshots
+
+    async def take_over(self) -> None:
+        """Go on from the snapshots that others wrote meanwhile. Raises `LogUnavailable`."""
+        store = self._snapshots
+        if store is None:
+            return
+        for snapshot in await store.newest_first():
+            if _readable(snapshot):
+                await self._go_on_from(read_manifest(snapshot), store)
+                break
+        self.first_position = await self._log.first_position()
+
+    async def _go_on_from(self, manifest: Manifest, snapshots: SnapshotStore) -> None:
+        self._newest, self._older = (manifest.position, frozenset(manifest.parts())), None
+        for snapshot in await snapshots.newest_first():
+            if snapshot.position < manifest.position and _readable(snapshot):
+                self._older = snapshot.position
+                return
 
     async def run(self, look_seconds: float = LOOK_SECONDS) -> None:
         """Until cancelled. Whatever fails is tried again, ever more rarely; it never ends the loop."""

@@ -96,6 +96,59 @@ class SnapshotStore(Protocol):
         ...
 
 
+class Ownership(Protocol):
+    """Which of the processes on one log tells the cache what to do: one at a time, under a lease.
+
+    The log refuses what only the owner may record (`Deposed`) from whoever does not own it any more.
+    """
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may write to the log, too."""
+        ...
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long an owner that is not heard of stays the owner, and a process counts as alive."""
+        ...
+
+    @property
+    def holds(self) -> bool:
+        """Whether this process is the owner, certainly and at this moment."""
+        ...
+
+    @property
+    def owner(self) -> str:
+        """Name of the owner as it was last heard, empty while there is none."""
+        ...
+
+    async def beat(self) -> None:
+        """Say that this process lives; take the lease if it is free, keep it if it is ours.
+
+        Raises `LogUnavailable`.
+        """
+        ...
+
+    async def news(self, position: int) -> int:
+        """Wait for events behind `position`, for about a second at most; answers the last one's position.
+
+        Raises `LogUnavailable`.
+        """
+        ...
+
+    async def silent(self, names: Collection[str]) -> frozenset[str]:
+        """Which of these processes have not said for a lease's time that they live."""
+        ...
+
+    async def resign(self) -> None:
+        """Let somebody else own the log; this process never will again. It goes on living."""
+        ...
+
+    async def leave(self) -> None:
+        """Say that this process ends, and let go. Never raises."""
+        ...
+
+
 class Presence(msgspec.Struct, frozen=True):
     """Where one chunk lies, by the cache's own word. All ranks, groups and instances must hold it."""
 

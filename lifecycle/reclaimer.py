@@ -9,7 +9,16 @@ from functools import partial
 
 import structlog
 
-from lifecycle.core.directives import Admit, Demote, Directive, DirectiveResult, Pin, Reclaim, Unpin
+from lifecycle.core.directives import (
+    OWNERS_ALONE,
+    Admit,
+    Demote,
+    Directive,
+    DirectiveResult,
+    Pin,
+    Reclaim,
+    Unpin,
+)
 from lifecycle.core.events import DirectiveProposed, DirectiveSettled, RecordedEvent
 from lifecycle.core.ids import Namespace
 from lifecycle.core.plan import others_may_use, plan_reclaim
@@ -40,7 +49,8 @@ class Reclaimer:
     `mode_of(uid)` is the mode of the context that held a dead chunk last. `objection(namespace)` says why
     the cache must not be touched now, whatever the mode (a failed self-test, say); empty if it may.
     `holds_change(uid)` says that the cache is being told to let go of what the context pinned: until then it
-    would refuse to free that.
+    would refuse to free that. `plans()` says that this process may plan now, `shares()` that others use the
+    same log, whose calls ask for hints of their own.
     """
 
     def __init__(
@@ -51,6 +61,8 @@ class Reclaimer:
         mode_of: Callable[[str], Mode],
         objection: Callable[[Namespace], str],
         holds_change: Callable[[str], bool] = lambda uid: False,
+        plans: Callable[[], bool] = lambda: True,
+        shares: Callable[[], bool] = lambda: False,
     ) -> None:
         self._tracker = tracker
         self._cache = cache
@@ -58,23 +70,33 @@ class Reclaimer:
         self._mode_of = mode_of
         self._objection = objection
         self._holds_change = holds_change
+        self._plans = plans
+        self._shares = shares
         self._wake = asyncio.Event()
+        self._news = asyncio.Event()
         self._began = False
         tracker.listeners.append(self._heard)
 
     async def run(self) -> None:
         """Until cancelled. A failing log or cache delays; it never ends the loop.
 
-        Directives of an earlier run without an outcome are closed first: what they asked for is still wanted,
-        and is asked for again.
+        Directives of an earlier run or of another owner that have no outcome are closed first: what they
+        asked for is still wanted, and is asked for again.
         """
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            self._began = False  # whoever runs next finds what others left meanwhile
+            raise
+
+    async def _run(self) -> None:
         left_over = self._left_over()
         self._began = True
         async with asyncio.TaskGroup() as tasks:
             for directive in left_over:
                 await self.settle(
                     directive,
-                    DirectiveResult(outcome=DirectiveOutcome.EXPIRED, reason="the proxy was restarted"),
+                    DirectiveResult(outcome=DirectiveOutcome.EXPIRED, reason="whoever asked for it ended"),
                 )
             clock = asyncio.get_running_loop().time
             while True:
@@ -101,12 +123,14 @@ class Reclaimer:
         contexts = self._tracker.contexts
         found: dict[str, Directive] = {d.directive_id: d for d in contexts.index.open_directives()}
         if not self._began:
-            found |= {i: r.directive for i, r in contexts.directives.items() if r.result is None}
+            open_ones = {i: r.directive for i, r in contexts.directives.items() if r.result is None}
+            kinds = OWNERS_ALONE if self._shares() else (*OWNERS_ALONE, Admit)
+            found |= {i: d for i, d in open_ones.items() if isinstance(d, kinds)}
         return list(found.values())
 
     def _planned(self) -> list[tuple[Reclaim | Demote, str]]:
         """One directive per namespace and mode, with why it is suppressed; the next pass plans the rest."""
-        if self._tracker.degraded:
+        if self._tracker.degraded or not self._plans():
             return []
         contexts = self._tracker.contexts
         planned: list[tuple[Reclaim | Demote, str]] = []
@@ -230,9 +254,16 @@ class Reclaimer:
             else:
                 return
 
+    async def settled(self) -> None:
+        """Until the cache has answered everything that it was asked to free."""
+        while self._tracker.contexts.index.open_directives():
+            self._news.clear()
+            await self._news.wait()
+
     def wake(self) -> None:
         """Plan now."""
         self._wake.set()
 
     def _heard(self, batch: Sequence[RecordedEvent]) -> None:
+        self._news.set()
         self.wake()

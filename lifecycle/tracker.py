@@ -1,4 +1,4 @@
-"""The only writer: observation in, decided, appended, applied. Everything else reads.
+"""The only writer of a process: observation in, decided, appended, applied. Everything else reads.
 
 One context is decided by one task at a time; different contexts go on side by side. An append that loses
 against another writer is decided again on what that writer wrote. When the log cannot take events, the
@@ -7,19 +7,27 @@ observations wait in memory in their order, and `degraded` says so: as long as i
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import dropwhile
 from weakref import WeakValueDictionary
 
+import msgspec
 import structlog
 
 from lifecycle.core.decide import decide, open_context
 from lifecycle.core.events import Event, NamespaceEvent, RecordedEvent, UntrackedForwarded
 from lifecycle.core.ids import ContextKey, Namespace, context_stream, split_keys
 from lifecycle.core.leases import next_deadline_ns
-from lifecycle.core.observations import CallEnding, ContextOpened, Observation, Tick
+from lifecycle.core.observations import (
+    CallArrival,
+    CallEnding,
+    CloseRequested,
+    ContextOpened,
+    Observation,
+    Tick,
+)
 from lifecycle.core.state import ContextState, chain, holder_tips
 from lifecycle.errors import CorruptLog, LogUnavailable, UnknownContext, VersionConflict
 from lifecycle.ports import Clock, EventLog, SnapshotStore
@@ -44,6 +52,9 @@ CUT_OFF_NS = 30 * 10**9
 
 UNTRACKED_INTERVAL_NS = 60 * 10**9
 
+FLUSH_SECONDS = 0.2
+"""Pause between attempts to record what waits, at an end."""
+
 MAX_WAITING = 10_000
 """Observations that may wait in memory for the log to come back."""
 
@@ -57,11 +68,19 @@ class Tracker:
         clock: Clock,
         retention_seconds: float = RETENTION_SECONDS,
         keep_recurring_seconds: float = 0.0,
+        name: str = "",
     ) -> None:
         self._empty_books = partial(Contexts, retention_seconds, keep_recurring_seconds)
         self.contexts = self._empty_books()
         self.clock = clock
+        self.name = name
+        """Of this process: the calls it takes in are recorded under it."""
+        self.shared = False
+        """Whether other processes write to the log, too."""
         self.listeners: list[Callable[[Sequence[RecordedEvent]], None]] = []
+        self.own_listeners: list[Callable[[Sequence[RecordedEvent]], None]] = []
+        """Called with what this process recorded, once it is in the books: for who counts everything once."""
+        self._torn = ""
         self._log = event_log
         # Weak: a lock lives as long as somebody holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -70,6 +89,8 @@ class Tracker:
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
         self._unread = True
+        self.read = asyncio.Event()
+        """Set when the books tell what the log tells."""
         self.retention_seconds = retention_seconds
         self._began_with: Manifest | None = None
         self._applying = asyncio.Event()
@@ -82,6 +103,8 @@ class Tracker:
         """Why the books may lag behind what happened; empty when they do not."""
         if self._unread:
             return "the event log has not been read yet"
+        if self._torn:
+            return self._torn
         return f"{self.num_waiting} observations wait for the event log" if self.num_waiting else ""
 
     @property
@@ -113,6 +136,7 @@ class Tracker:
             )
         await self.contexts.rebuild(self._log.read_all(self.contexts.position))
         self._unread = False
+        self.read.set()
         return self._began_with
 
     @asynccontextmanager
@@ -125,21 +149,27 @@ class Tracker:
             finally:
                 self._applying.set()
 
-    async def end_orphans(self) -> None:
-        """End the calls that were under way when the last process of this log ended: nobody else will.
+    def callers(self) -> frozenset[str]:
+        """Names of the processes that have calls in flight, by the books."""
+        return frozenset(f.proxy for state in self.contexts.states.values() for f in state.flights)
 
-        For the only writer of a log, after `start`. A call in flight holds what it computes with, and one
-        whose tokens are not known yet holds reclaim back.
+    async def end_orphans(self, gone: Collection[str]) -> None:
+        """End the calls that were under way when the processes `gone` ended: nobody else will.
+
+        A call in flight holds what it computes with, and one whose tokens are not known yet holds reclaim
+        back.
         """
-        self.cut_off = self._cut_off()
+        self.cut_off += [run for run in self._cut_off() if run not in self.cut_off]
         for uid, state in list(self.contexts.states.items()):
             for flight in state.flights:
+                if flight.proxy not in gone:
+                    continue
                 ending = CallEnding(
                     at_ns=self.clock.now_ns(),
                     call_id=flight.call_id,
                     attempt=flight.attempt,
                     end=CallEnd.ABORTED,
-                    detail="the proxy was restarted",
+                    detail="the proxy ended",
                 )
                 await self.observe(uid, ending)
 
@@ -165,18 +195,29 @@ class Tracker:
         key = ContextKey(observation.tenant, observation.context_id)
         async with self._lock(f"name {key}"):
             known = self.contexts.find(key, observation.namespace)
+            if known is None and self.shared:
+                await self.catch_up()
+                known = self.contexts.find(key, observation.namespace)
             if known is not None:
                 return known
             parent_state = self.contexts.find(parent, observation.namespace) if parent else None
             events = open_context(observation, parent_state)
             await self._append(context_stream(observation.uid), events)
-        return self.contexts.states[observation.uid]
+            named = self.contexts.find(key, observation.namespace)
+        if named is None or named.uid == observation.uid:
+            return self.contexts.states[observation.uid]
+        # Another process gave the name away at the same time, and before us.
+        reason = "its name was taken at the same time"
+        await self.observe(observation.uid, CloseRequested(at_ns=observation.at_ns, reason=reason))
+        return named
 
     async def observe(self, uid: str, observation: Observation) -> Sequence[RecordedEvent]:
         """Decide and record. Empty when nothing follows, or when the log is away and the observation waits.
 
         Raises `UnknownContext` and whatever `decide` raises for what cannot be true.
         """
+        if isinstance(observation, CallArrival):
+            observation = msgspec.structs.replace(observation, proxy=self.name)
         async with self._lock(uid):
             if self._waiting:
                 self._wait(uid, observation)
@@ -221,6 +262,12 @@ class Tracker:
                 self._waiting.popleft()
         await self._record_untracked()
 
+    async def flushed(self) -> None:
+        """Until nothing waits for the log any more."""
+        while self._waiting or self._untracked:
+            await self.retry_waiting()
+            await asyncio.sleep(FLUSH_SECONDS if self.degraded else 0)
+
     async def tick(self) -> None:
         """Let time pass where a deadline is over; it stands still while the log is away."""
         if self._waiting:
@@ -258,7 +305,7 @@ class Tracker:
             try:
                 return await self._append_once(stream, events)
             except VersionConflict:
-                await self._catch_up()
+                await self.catch_up()
         raise LogUnavailable(f"stream {stream!r} is written by somebody else all the time")
 
     async def _append(self, stream: str, events: Sequence[Event]) -> None:
@@ -266,7 +313,7 @@ class Tracker:
             try:
                 await self._append_once(stream, events)
             except VersionConflict:
-                await self._catch_up()
+                await self.catch_up()
             else:
                 return
         raise LogUnavailable(f"stream {stream!r} is written by somebody else all the time")
@@ -277,36 +324,46 @@ class Tracker:
         if not recorded:
             return recorded
         self._landed[recorded[0].position] = recorded
+        await self._until_applied(recorded[-1].position)
+        _tell(self.own_listeners, recorded)
+        return recorded
+
+    async def _until_applied(self, position: int) -> None:
         for _ in range(NUM_TURNS_BORNE):
             await self._applying.wait()
             self._apply_landed()
-            if recorded[-1].position <= self.contexts.position:
-                return recorded
+            if position <= self.contexts.position:
+                return
             await asyncio.sleep(0)
-        await self._catch_up()
-        return recorded
+        await self.catch_up(position)
 
     def _apply_landed(self) -> None:
         while (batch := self._landed.pop(self.contexts.position + 1, None)) is not None:
             self._apply(batch)
 
-    async def _catch_up(self) -> None:
-        """Apply everything that landed since, ours and others'."""
+    async def catch_up(self, until: int | None = None) -> None:
+        """Apply everything that landed since, ours and others', or at least what landed up to `until`.
+
+        Raises `LogUnavailable` and `CorruptLog`.
+        """
         async with self._apply_lock:
-            batch = [r async for r in self._log.read_all(self.contexts.position)]
+            begun = self.contexts.position
+            if until is not None and begun >= until:
+                return
+            batch = [r async for r in self._log.read_all(begun)]
+            if batch and batch[0].position != begun + 1:
+                self._torn = (
+                    f"the log was trimmed beyond event {begun}, which this proxy read last: restart it"
+                )
+                raise CorruptLog(self._torn)
             self._apply([r for r in batch if r.position > self.contexts.position])
             self._landed = {p: b for p, b in self._landed.items() if p > self.contexts.position}
 
     def _apply(self, batch: Sequence[RecordedEvent]) -> None:
         for recorded in batch:
             self.contexts.apply(recorded)
-        if not batch:
-            return
-        for listener in list(self.listeners):
-            try:
-                listener(batch)
-            except Exception:
-                log.exception("a listener failed")
+        if batch:
+            _tell(self.listeners, batch)
 
     def _wait(self, uid: str, observation: Observation) -> None:
         if len(self._waiting) >= MAX_WAITING:
@@ -325,3 +382,13 @@ class Tracker:
         if lock is None:
             lock = self._locks[name] = asyncio.Lock()
         return lock
+
+
+def _tell(
+    listeners: Sequence[Callable[[Sequence[RecordedEvent]], None]], batch: Sequence[RecordedEvent]
+) -> None:
+    for listener in list(listeners):
+        try:
+            listener(batch)
+        except Exception:
+            log.exception("a listener failed")

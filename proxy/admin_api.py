@@ -24,6 +24,7 @@ from proxy.config import ModeRule
 from proxy.erasure import erase_tenant, observe_now
 from proxy.errors import Forbidden, InvalidRequest, MethodRefused, NoSuchPath, ProxyError
 from proxy.forward import Send
+from proxy.health_api import add_health_routes
 from proxy.key_watch import is_address
 from proxy.lifecycle_fields import parse_span
 from proxy.presentation import (
@@ -105,27 +106,10 @@ def create_admin_app(runtime: Runtime) -> FastAPI:
     app = FastAPI(title="KVTether admin", openapi_url="/kv/v1/openapi.json", docs_url=None, redoc_url=None)
     tracker = runtime.tracker
 
+    add_health_routes(app, runtime)
     add_report_routes(app, runtime)
     for kind in (LifecycleError, ProxyError, BridgeError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_problem)
-
-    @app.get("/livez")
-    async def livez() -> dict[str, str]:
-        return {"status": "alive"}
-
-    @app.get("/readyz")
-    async def readyz() -> Response:
-        """Ready means calls are forwarded. `control` says whether the cache may be touched, and why not."""
-        return _json(
-            {
-                "status": "ready",
-                "control": runtime.self_test.ok,
-                "level": runtime.cache.capabilities.level,
-                "problems": runtime.problems,
-                "warnings": runtime.warnings,
-                **runtime.modes.describe(),
-            }
-        )
 
     @app.get("/metrics")
     async def metrics() -> Response:

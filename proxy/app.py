@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
@@ -17,6 +17,7 @@ from proxy.config import Config, InvalidConfig, Listener
 from proxy.config_reload import ConfigReload, Reloadable
 from proxy.config_source import ConfigSource
 from proxy.data_app import DataApp
+from proxy.drain import Closing, Drain, DrainingServer
 from proxy.following import LogOpener
 from proxy.http_server import HandoverProtocol
 from proxy.observed_upstream import ObservedUpstream
@@ -29,7 +30,6 @@ from proxy.tracing import Tracing, open_tracing
 
 log = structlog.get_logger(__name__)
 
-DRAIN_SECONDS = 30
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients and balancers keep idle connections, so that they close first."""
@@ -38,11 +38,29 @@ KEEP_ALIVE_SECONDS = 75
 class Serving:
     """What is up: the runtime and where to reach it."""
 
-    def __init__(self, runtime: Runtime, reload: ConfigReload, data_url: str, admin_url: str) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        reload: ConfigReload,
+        servers: Sequence[uvicorn.Server],
+        data_url: str,
+        admin_url: str,
+    ) -> None:
         self.runtime = runtime
         self.reload = reload
+        self._servers = servers
         self.data_url = data_url
         self.admin_url = admin_url
+
+    async def drain(self, *, at_once: bool) -> None:
+        """Not ready, and no owner any more; comes back when the listeners may end, `at_once` if nobody has
+        to look elsewhere first."""
+        settling = self.runtime.drain.settle(at_once=at_once)
+        await asyncio.gather(settling, self.runtime.office.resign())
+
+    def hurry(self) -> None:
+        """Cut off what is under way."""
+        self.runtime.drain.hurry(self._servers)
 
 
 def create_data_app(runtime: Runtime, tracing: Tracing | None = None) -> RequestLog:
@@ -87,18 +105,20 @@ async def serving(
         admin = create_admin_app(runtime)
         add_status_routes(admin, runtime, reload)
         apps = (create_data_app(runtime, tracing), AdminGuard(admin, runtime))
-        servers = [_server(app) for app in apps]
+        servers = [_server(Closing(app, runtime.drain), runtime.drain, config) for app in apps]
         tasks = await stack.enter_async_context(owned_tasks())
         running = [tasks.run(server.serve([bound])) for server, bound in zip(servers, sockets, strict=True)]
         try:
             tasks.keep(reload.run)
             # The sockets listen already: who connects before a server accepts is served a moment later.
-            yield Serving(runtime, reload, *(_url(bound) for bound in sockets))
+            yield Serving(runtime, reload, servers, *(_url(bound) for bound in sockets))
         finally:
-            runtime.stopping.set()
-            for server in servers:
+            # Health and metrics are told to the end: the admin listener ends last.
+            for number, server in enumerate(servers):
+                if number:
+                    runtime.stopping.set()
                 server.should_exit = True
-            await asyncio.wait(running)
+                await asyncio.wait(running[number : number + 1])
 
 
 def _reloading(config: Config, source: ConfigSource, runtime: Runtime) -> ConfigReload:
@@ -116,26 +136,25 @@ def reload_on_hangup(up: Serving) -> None:
 
 
 async def serve_until_signalled(config: Config, source: ConfigSource | None = None) -> None:
-    """Serve until SIGINT or SIGTERM; SIGHUP reads `source` anew."""
-    stop = asyncio.Event()
+    """Serve until SIGINT or SIGTERM, then drain: for a terminal at once, for balancers after a while. SIGHUP
+    reads `source` anew.
+
+    A second signal cuts off what is still under way.
+    """
+    told: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, told.put_nowait, number)
     async with serving(config, source=source) as up:
         reload_on_hangup(up)
         log.info(
             "serving", data=up.data_url, admin=up.admin_url, upstream=config.upstream.url, mode=config.mode
         )
-        await stop.wait()
+        first = await told.get()
         log.info("draining")
-
-
-class _Server(uvicorn.Server):
-    """Signals belong to the whole process, not to one listener."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        yield
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, up.hurry)
+        await up.drain(at_once=first == signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -155,8 +174,8 @@ def _bound(listener: Listener) -> Iterator[socket.socket]:
         yield bound
 
 
-def _server(app: object) -> _Server:
-    return _Server(
+def _server(app: object, drain: Drain, config: Config) -> DrainingServer:
+    return DrainingServer(
         uvicorn.Config(
             app,  # type: ignore[arg-type]
             loop="none",
@@ -168,8 +187,9 @@ def _server(app: object) -> _Server:
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
-        )
+            timeout_graceful_shutdown=config.drain.finish_seconds,  # type: ignore[arg-type]
+        ),
+        drain,
     )
 
 

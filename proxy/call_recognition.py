@@ -3,6 +3,7 @@
 import msgspec
 
 from lifecycle.core.ids import ContextKey, Namespace
+from lifecycle.core.observations import AnswerFact
 from lifecycle.ports import IdSource
 from lifecycle.tracker import Tracker
 from proxy.answer_facts import AnswerFacts
@@ -82,7 +83,7 @@ class CallRecognition:
             fields=fields,
         )
 
-    def answered(self, request: CallRequest, completed: bool, facts: AnswerFacts) -> None:
+    def answered(self, request: CallRequest, completed: bool, facts: AnswerFacts) -> tuple[AnswerFact, ...]:
         """The call is over: what its answer looks like when it comes back, and what its id stands for."""
         asked = request.asked
         answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
@@ -94,6 +95,7 @@ class CallRecognition:
         self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
         if completed:
             self.chains.remember(request.tenant, asked, facts)
+        return tuple(AnswerFact(a.echo, a.tool_call_ids) for a in answers)
 
     def _within_op_limit(self, tenant: str, fields: LifecycleFields) -> LifecycleFields:
         """The fields without the operations that there is no room for, and a word about them."""

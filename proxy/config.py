@@ -164,6 +164,18 @@ class HarmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 3
 
 
+class DrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a proxy ends on SIGTERM. Both together stay below the time after which it would be killed."""
+
+    settle_seconds: Annotated[
+        float,
+        _doc(
+            "Time in which `/readyz` says no and calls are served still: above the balancer's interval.", ge=0
+        ),
+    ] = 2.0
+    finish_seconds: Annotated[float, _doc("Time that calls under way have to finish.", ge=0)] = 30.0
+
+
 class LoggingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is written to standard error."""
 
@@ -205,6 +217,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float, _doc("Share of contexts that stay in observe for an honest comparison.", ge=0, le=1)
     ] = 0.0
     harm: HarmConfig = HarmConfig()
+    drain: DrainConfig = DrainConfig()
     api_keys: Annotated[
         tuple[KeyConfig, ...],
         _doc("Without any, and without a keys file, loopback only, as tenant `default`."),

@@ -147,6 +147,9 @@ class Declarations:
             state: ContextState | None = self._tracker.contexts.states.get(uid)
         else:
             state = self._tracker.contexts.latest(key)
+            if state is None and self._tracker.shared:  # another proxy may have begun it just now
+                await self._tracker.catch_up()
+                state = self._tracker.contexts.latest(key)
         if state is None and isinstance(operation, ForkContext | SpawnContext | MarkOneOff):
             uid = self._ids.new("c")
             refusal = self._limits.open_context(tenant, uid)

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from lifecycle.errors import LifecycleError, LogUnavailable
-from lifecycle.log_keeper import LogKeeper
 from lifecycle.store.late import LateEventLog
 from lifecycle.store.opening import OpenLog
 from proxy.followed_call import MessageHasher
 from proxy.hold_watch import HoldWatch
 from proxy.modes import Modes
+from proxy.ownership import Office
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +40,7 @@ class Following:
         log_url: str,
         open_log: LogOpener,
         event_log: LateEventLog,
-        log_keeper: LogKeeper,
+        office: Office,
         hasher: MessageHasher,
         holds: HoldWatch,
         modes: Modes,
@@ -50,7 +50,7 @@ class Following:
         self._log_url = log_url
         self._open_log = open_log
         self._event_log = event_log
-        self._log_keeper = log_keeper
+        self._office = office
         self._hasher = hasher
         self._holds = holds
         self._modes = modes
@@ -88,9 +88,9 @@ class Following:
         if not self._adopted:
             self._adopted = True
             await self._adopt_holds(self._opened)
-        await self._log_keeper.start(self._opened.snapshots)
+        await self._office.log_keeper.start(self._opened.snapshots)
         self._event_log.open_for_writing()
-        await self._log_keeper.tracker.end_orphans()
+        await self._office.join(self._opened.join(self._office.name))
         self.problem = ""
         self._modes.unfollowed = False
         self.begun.set()

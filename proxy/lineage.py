@@ -102,6 +102,10 @@ class LineageIndex:
     def __len__(self) -> int:
         return len(self._records)
 
+    def knows(self, tenant: str, context_id: str) -> bool:
+        """Whether a list of this context is known."""
+        return (tenant, context_id) in self._records
+
     def find(self, tenant: str, call: FollowedCall) -> LineageMatch:
         """Where the call belongs. Changes nothing."""
         scope = (tenant, call.model)

@@ -105,7 +105,7 @@ class Metrics:
         self._limited = self._counter("limited", "Refusals by a tenant's limit.", ["tenant", "limit"])
         self._tenants: set[str] = set()
         self.registry.register(Sample(self._sample))
-        tracker.listeners.append(self._heard)
+        tracker.own_listeners.append(self._heard)
 
     def drifted(self, what: str, chunks: int) -> None:
         """Chunks were found `gone`, or `returned` after they were freed."""

@@ -71,6 +71,8 @@ class PinKeeper:
 
         A log that cannot take the proposal delays.
         """
+        self._asked.clear()
+        self._not_sent.clear()
         self._changed |= {uid: None for uid, s in self._tracker.contexts.states.items() if s.pins}
         while True:
             self._idle.clear()

@@ -6,7 +6,7 @@ The report is rebuilt at each start from what the log still holds, behind the ca
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import structlog
@@ -62,7 +62,8 @@ class DeadSample(msgspec.Struct, frozen=True, kw_only=True):
 class ReportKeeper:
     """`report` is what was counted, `samples` and `coarse_samples` what lay dead over time, oldest first.
 
-    Nothing is read before `begun` is set: then the books are.
+    Nothing is read before `begun` is set: then the books are. Several proxies on a log all count the same;
+    the one that `owns()` it shows regrets in its metrics, and takes control away.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ReportKeeper:
         tasks: Tasks,
         metrics: Metrics,
         begun: asyncio.Event,
+        owns: Callable[[], bool] = lambda: True,
     ) -> None:
         self.report = Report(HarmBudget(**msgspec.structs.asdict(harm)))
         self.caught_up = asyncio.Event()
@@ -88,6 +90,7 @@ class ReportKeeper:
         self._tasks = tasks
         self._metrics = metrics
         self._begun = begun
+        self._owns = owns
         self._demoting: set[tuple[str, str]] = set()
         self._told = 0
         tracker.listeners.append(self._heard)
@@ -209,10 +212,13 @@ class ReportKeeper:
         fresh = self.report.harm.regretted_tokens - self._told
         if fresh:
             self._told += fresh
-            self._metrics.regretted.inc(fresh)
+            if self._owns():
+                self._metrics.regretted.inc(fresh)
             self._judge()
 
     def _judge(self) -> None:
+        if not self._owns():
+            return
         for harm in self.report.harm.all(self._tracker.clock.now_ns()):
             pair = (harm.model, harm.tenant)
             enforced = self._modes.of(*pair) is Mode.ENFORCE

@@ -15,7 +15,6 @@ from engine_bridge.mapping.model_profile import ModelProfile
 from engine_bridge.placement_watch import PlacementWatch
 from engine_bridge.verifier import Verifier
 from lifecycle.core.ids import Namespace
-from lifecycle.errors import LifecycleError
 from lifecycle.log_keeper import LogKeeper
 from lifecycle.ports import CacheControl, SelfTest
 from lifecycle.reclaimer import Reclaimer
@@ -27,6 +26,7 @@ from proxy.auth import Authenticator
 from proxy.cache_driver import cache_driver
 from proxy.config import Config, api_key
 from proxy.declarations import Declarations
+from proxy.drain import Drain
 from proxy.followed_call import MessageHasher
 from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
 from proxy.hold_watch import HoldWatch
@@ -45,6 +45,7 @@ from proxy.models import (
     plain_ids,
 )
 from proxy.modes import Modes
+from proxy.ownership import Office
 from proxy.pin_keeper import PinKeeper
 from proxy.read_models import ReadModelLoop
 from proxy.report import ReportKeeper
@@ -57,7 +58,6 @@ log = structlog.get_logger(__name__)
 
 DEFAULT_CHUNK_TOKENS = 256
 
-TICK_SECONDS = 1.0
 SETTLE_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 3.0
 """Pause between attempts to reach the engine and to pass the self-test: both may start after us."""
@@ -100,7 +100,11 @@ class Runtime:
         )
         self.blocks = CallBlocks()
         self.tracker = Tracker(
-            self.event_log, self.clock, config.retention_hours * 3600, config.keep_recurring_seconds
+            self.event_log,
+            self.clock,
+            config.retention_hours * 3600,
+            config.keep_recurring_seconds,
+            self.ids.new("proxy"),
         )
         self.metrics = Metrics(self.tracker)
         self.limits = Limits(self.tracker, config.limits, limits_by_tenant(config), self.metrics.limited)
@@ -112,6 +116,8 @@ class Runtime:
             self.mode_of,
             self.objection,
             lambda uid: self.pins.changing(uid),
+            lambda: self.office.plans,
+            lambda: self.office.shared,
         )
         self.tasks = tasks
         self.mailboxes = Mailboxes(tasks)
@@ -146,6 +152,7 @@ class Runtime:
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))
         self.metrics.show_log(self.log_keeper)
+        self.office = Office(self.tracker, self.log_keeper, self.reclaimer.settled)
         self.drift = DriftWatch(
             self.tracker, self.cache, self.placement, self.reclaimer, self.ids, self.metrics.drifted
         )
@@ -169,7 +176,7 @@ class Runtime:
         )
         self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
         self.following = Following(
-            config.log_url, opener, self.event_log, self.log_keeper, self.hasher, self.holds, self.modes
+            config.log_url, opener, self.event_log, self.office, self.hasher, self.holds, self.modes
         )
         self.reporting = ReportKeeper(
             self.tracker,
@@ -180,7 +187,9 @@ class Runtime:
             tasks,
             self.metrics,
             self.following.begun,
+            lambda: self.office.holds,
         )
+        self.drain = Drain(config.drain)
         self.told_beside: list[Callable[[], Sequence[str]]] = []
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
@@ -225,8 +234,8 @@ class Runtime:
 
     def objection(self, namespace: Namespace) -> str:
         """Why nothing of this namespace may be touched now; empty if it may."""
-        if self.following.problem:
-            return self.following.problem
+        if self.following.problem or not self.office.holds:
+            return self.following.problem or self.office.objection
         if not self.self_test.ok:
             return "; ".join(self.self_test.problems) or "the self-test failed"
         if self.modes.bypass_all:
@@ -317,29 +326,17 @@ class Runtime:
             self.placement.doubt("the proxy was restarted")
         await self.placement.run()
 
-    async def keep_time(self) -> None:
-        """Let leases, doubts and pins run out, and record what waited for the log."""
-        await self.following.begun.wait()
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            try:
-                await self.tracker.retry_waiting()
-                await self.tracker.tick()
-            except LifecycleError as error:
-                log.warning("time stands still", error=str(error))
-
     async def _able(self) -> None:
         """Until we know what is true, and whether the cache may be touched."""
         await self.following.begun.wait()
         await self.prepared.wait()
-
-    # -- the end ------------------------------------------------------------------------------------------
 
     async def settled(self) -> None:
         """Let the contexts' queues run empty, as far as that takes no longer than `SETTLE_SECONDS`."""
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 await self.mailboxes.settled()
+                await self.tracker.flushed()
         except TimeoutError:
             log.warning("some calls are not recorded to their end")
 
@@ -348,8 +345,6 @@ class Runtime:
         for model in self.models.values():
             if model.service is not None:
                 await model.service.close()
-
-    # -- parts --------------------------------------------------------------------------------------------
 
     def _default_namespace(self) -> Namespace | None:
         return next((self.tracking.namespace(name, "") for name in self.models), None)
@@ -372,7 +367,7 @@ async def open_runtime(
         runtime.keys.begin()
         refuse_strangers(config, runtime.auth)
         resources.push_async_callback(runtime.event_log.close)
-        resources.push_async_callback(runtime.log_keeper.close)
+        resources.push_async_callback(runtime.office.close)
         resources.push_async_callback(runtime.cache.close)
         resources.push_async_callback(runtime.upstream.close)
         resources.push_async_callback(runtime.close_models)
@@ -383,16 +378,22 @@ async def open_runtime(
             runtime.keys.run,
             runtime.reach_engine,
             runtime.follow_events,
-            runtime.keep_time,
+            runtime.office.keep_time,
+            runtime.read_models.run,
+            runtime.watch_placement,
+            runtime.reporting.run,
+            runtime.tracking.lineage.recall,
+            runtime.office.follow,
+            runtime.office.keep,
+        ):
+            tasks.keep(loop)
+        for loop in (
             runtime.reclaim,
             runtime.keep_pins,
             runtime.watch_holds,
-            runtime.read_models.run,
             runtime.log_keeper.run,
-            runtime.watch_placement,
             runtime.drift.run,
-            runtime.reporting.run,
             runtime.reporting.look,
         ):
-            tasks.keep(loop)
+            tasks.keep(runtime.office.while_owner(loop))
         yield runtime

@@ -7,6 +7,7 @@ import msgspec
 
 from engine_bridge.mapping.ranges import MappedPrompt
 from lifecycle.core.ids import Namespace
+from lifecycle.core.observations import AnswerFact
 from lifecycle.vocabulary import (
     CALL_HEADER,
     CONTEXT_HEADER,
@@ -84,6 +85,7 @@ class TrackedCall:
         self.absent: frozenset[bytes] = frozenset()
         self.answered: asyncio.Future[AnswerFacts] = asyncio.get_running_loop().create_future()
         self.sent = False
+        self.answers: tuple[AnswerFact, ...] = ()
         self._heard_first_token = heard_first_token
         self._heard_end = heard_end
 

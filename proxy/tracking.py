@@ -42,6 +42,7 @@ from proxy.mailbox import Mailboxes
 from proxy.models import MappedModel
 from proxy.modes import Modes
 from proxy.prompt_mapper import PromptMapper
+from proxy.shared_lineage import SharedLineage
 from proxy.tasks import Tasks
 from proxy.tracked_call import CallRequest, TrackedCall, Unmapped, can_be_labelled
 from proxy.untracked import UntrackedNotes
@@ -77,6 +78,7 @@ class Tracking:
         self.declarations = declarations
         self.calls = CallRecognition(tracker, modes, lineage, hasher, ids, limits)
         self._compactions = Compactions(tracker, declarations, tasks)
+        self.lineage = SharedLineage(tracker, lineage)
         self._reclaimer = reclaimer
         self._verifier = verifier
         self._models = models
@@ -299,7 +301,7 @@ class Tracking:
         self._post_arrival(call)
         if not call.answered.done():
             call.answered.set_result(facts)
-        self.calls.answered(request, end is CallEnd.COMPLETED, facts)
+        call.answers = self.calls.answered(request, end is CallEnd.COMPLETED, facts)
         if end is CallEnd.COMPLETED:
             self._compactions.answered(request, facts)
         self._post(call, lambda: self._record_end(call, end, facts, reason))
@@ -329,6 +331,7 @@ class Tracking:
                 output_tokens=usage.completion_tokens,
                 detail=reason,
                 max_branches=self._limits.of(call.request.tenant).branches,
+                answers=call.answers,
             ),
         )
         if isinstance(result, MappedPrompt) and self._reclaimer.capabilities.level:

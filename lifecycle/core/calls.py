@@ -80,6 +80,7 @@ def arrive(decision: Decision, call: CallArrival) -> None:
             arm=call.arm,
             harness=call.harness,
             num_messages=len(call.messages),
+            proxy=call.proxy,
         )
     )
 
@@ -193,6 +194,7 @@ def end(decision: Decision, observation: CallEnding) -> None:
             cached_tokens=observation.cached_tokens,
             output_tokens=observation.output_tokens,
             detail=observation.detail,
+            answers=observation.answers,
         )
     )
     state = decision.state

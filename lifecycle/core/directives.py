@@ -58,6 +58,9 @@ class Unpin(_Directive, frozen=True, kw_only=True, tag="unpin"):
 
 Directive: TypeAlias = Admit | Reclaim | Demote | Pin | Unpin
 
+OWNERS_ALONE = (Reclaim, Demote, Pin, Unpin)
+"""What of several proxies on one log only the owner may ask for. An `Admit` rides on a call."""
+
 
 class DirectiveResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a directive: the cache's own word, never our hope.

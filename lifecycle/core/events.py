@@ -18,7 +18,7 @@ from lifecycle.core.namespace_events import HarmBudgetExceeded as HarmBudgetExce
 from lifecycle.core.namespace_events import LoggedEvent
 from lifecycle.core.namespace_events import NamespaceEvent as NamespaceEvent
 from lifecycle.core.namespace_events import UntrackedForwarded as UntrackedForwarded
-from lifecycle.core.observations import MessageFact, Operation, PinRequest
+from lifecycle.core.observations import AnswerFact, MessageFact, Operation, PinRequest
 from lifecycle.core.state import Version
 from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, OutcomeResult, WaitKind
 
@@ -97,7 +97,8 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     `branch` is the branch the list goes on with, or leaves at `kept` if it `diverges`; -1 for a first one.
     `concurrent` says that another call was in flight then. `source` and `seq` name the last operation that
     was sent before the call. `num_messages` is the length of the whole list, 0 where it was not recorded.
-    `arm` is how the call ran, None if nobody said; `harness` the class of program that sent it.
+    `arm` is how the call ran, None if nobody said; `harness` the class of program that sent it; `proxy` the
+    process that forwards it, empty where it was not recorded.
     """
 
     call_id: str
@@ -121,6 +122,7 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     arm: Arm | None = None
     harness: str = ""
     num_messages: int = 0
+    proxy: str = ""
 
 
 class CallMapped(LoggedEvent, frozen=True, kw_only=True, tag="call_mapped.v1"):
@@ -152,7 +154,7 @@ class PrefillDone(LoggedEvent, frozen=True, kw_only=True, tag="prefill_done.v1")
 
 
 class CallEnded(LoggedEvent, frozen=True, kw_only=True, tag="call_ended.v1"):
-    """The call is over. Token counts are the engine's; -1 when it did not say."""
+    """The call is over. Token counts are the engine's; -1 when it did not say. `answers` are its choices."""
 
     call_id: str
     attempt: int
@@ -165,6 +167,7 @@ class CallEnded(LoggedEvent, frozen=True, kw_only=True, tag="call_ended.v1"):
     cached_tokens: int = -1
     output_tokens: int = -1
     detail: str = ""
+    answers: tuple[AnswerFact, ...] = ()
 
 
 class GenerationMapped(LoggedEvent, frozen=True, kw_only=True, tag="generation_mapped.v1"):

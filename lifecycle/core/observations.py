@@ -118,6 +118,16 @@ class MessageFact(msgspec.Struct, frozen=True, array_like=True):
     role: str
 
 
+class AnswerFact(msgspec.Struct, frozen=True):
+    """What we keep of an answer, so that whoever gets the next call knows it when it comes back.
+
+    `echo` is a keyed digest of it as far as clients reproduce it, `tool_calls` the ids of the calls it makes.
+    """
+
+    echo: bytes = b""
+    tool_calls: tuple[str, ...] = ()
+
+
 class PinRequest(msgspec.Struct, frozen=True):
     """A pin or unpin that rode on a call."""
 
@@ -152,7 +162,10 @@ class ContextOpened(_Observation, frozen=True, kw_only=True):
 
 
 class CallArrival(_Observation, frozen=True, kw_only=True):
-    """A call reached the proxy. `head` digests everything the template sees besides the messages."""
+    """A call reached the proxy. `head` digests everything the template sees besides the messages.
+
+    `proxy` names the process that forwards it; the tracker fills it in.
+    """
 
     call_id: str
     head: bytes
@@ -169,6 +182,7 @@ class CallArrival(_Observation, frozen=True, kw_only=True):
     seq: int | None = None
     arm: Arm | None = None
     harness: str = ""
+    proxy: str = ""
 
 
 class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +239,7 @@ class CallEnding(_Observation, frozen=True, kw_only=True):
     output_tokens: int = -1
     detail: str = ""
     max_branches: int | None = None
+    answers: tuple[AnswerFact, ...] = ()
 
 
 class GenerationKeys(_Observation, frozen=True, kw_only=True):

@@ -75,7 +75,7 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
 
     `branch` is the branch its list continued or left (`diverges`) on arrival; `concurrent` says that another
     call was in flight then; `stale` that a declared edit overtook it: its list is not the context's any more,
-    only the part up to `cut` is.
+    only the part up to `cut` is. `proxy` is the process that forwards it, empty where nobody said.
     """
 
     call_id: str
@@ -99,6 +99,7 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
     wait: WaitKind | None = None
     tool: str = ""
     eta: float | None = None
+    proxy: str = ""
 
 
 class PinHold(msgspec.Struct, frozen=True, kw_only=True):

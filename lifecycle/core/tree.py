@@ -60,6 +60,7 @@ def placed_call(state: ContextState, event: CallArrived) -> ContextState:
         wait=event.wait,
         tool=event.tool,
         eta=event.eta,
+        proxy=event.proxy,
     )
     return replace(state, versions=versions, next_version=next_id + 1, flights=(*state.flights, flight))
 

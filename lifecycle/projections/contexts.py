@@ -194,7 +194,8 @@ class Contexts:
         after = evolve(before, event)
         self.states[uid] = after
         if before is None:
-            self._uids.setdefault(after.key, {})[after.namespace] = uid
+            # Two processes may give a name away at once: it belongs to who was first.
+            self._uids.setdefault(after.key, {}).setdefault(after.namespace, uid)
         self.index.apply(event, before, after)
         self.use.change(before, after)
         if after.closed and not after.versions:

@@ -4,9 +4,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from lifecycle.ports import EventLog, SnapshotStore
+from lifecycle.ports import EventLog, Ownership, SnapshotStore
+from lifecycle.store.alone import Alone
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.store.pin_vault import PinVault
+from lifecycle.store.redis_ownership import RedisOwnership
 from lifecycle.store.redis_settings import RedisSettings
 from lifecycle.store.redis_streams import RedisEventLog
 from lifecycle.store.settings import SqlSettings
@@ -25,7 +27,8 @@ class Settings(Protocol):
 class OpenLog(NamedTuple):
     """A log, what lies beside it, and where both are, in words without a password.
 
-    `open_vault` opens the vault of held pins; None where this kind of log has none beside it.
+    `open_vault` opens the vault of held pins; None where this kind of log has none beside it. `join` begins,
+    under the process's name, its part in who owns the log.
     """
 
     event_log: EventLog
@@ -33,6 +36,7 @@ class OpenLog(NamedTuple):
     snapshots: SnapshotStore
     place: str
     open_vault: Callable[[], Awaitable[PinVault]] | None = None
+    join: Callable[[str], Ownership] = Alone
 
 
 class _NoSettings:
@@ -52,7 +56,8 @@ async def open_log(url: str) -> OpenLog:
     if url.startswith(("redis://", "rediss://")):
         redis = await RedisEventLog.open(url)
         server = redis.server
-        return OpenLog(redis, RedisSettings(server), RedisSnapshots(server), server.place)
+        join = partial(RedisOwnership, redis)
+        return OpenLog(redis, RedisSettings(server), RedisSnapshots(server), server.place, join=join)
     sql = await SqlEventLog.open(url)
     engine = sql.engine
     return OpenLog(sql, SqlSettings(engine), SqlSnapshots(engine), url, partial(PinVault.open, engine))

@@ -21,7 +21,7 @@ from redis.exceptions import (
     TimeoutError,
 )
 
-from lifecycle.errors import CorruptLog, LogUnavailable
+from lifecycle.errors import CorruptLog, Deposed, LogUnavailable
 
 MAX_CONNECTIONS = 8
 """Connections of one log: one writes, the others read."""
@@ -99,6 +99,8 @@ class RedisServer:
             protocol=2,
         )
         self.client = Redis.from_pool(pool)
+        self.term = 0
+        """The last term in which this process owned the log, 0 if it never did."""
 
     def key(self, kind: str, name: str = "") -> bytes:
         """The name of a key. All of one log lie in one hash slot, so that one script may touch them."""
@@ -143,6 +145,13 @@ class RedisServer:
                 return await answered(False)
 
         return await self.ask(asked)
+
+    def deposed(self, term: bytes) -> Deposed:
+        """The refusal of what an owner says whose term is over."""
+        return Deposed(
+            f"the event log in Redis at {self.place} is in term {term.decode()}: another proxy owns it since "
+            f"term {self.term} of this one, or always did"
+        )
 
     async def close(self) -> None:
         """Let go of all connections."""

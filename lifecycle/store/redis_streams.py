@@ -21,6 +21,9 @@ Trims. One script takes whole batches off the feed and off their streams, and mo
 them, so a reader that finds something missing can tell what was trimmed from what was lost. The last batch
 stays: it carries the mark of the history. A process that has seen nothing since a batch that was trimmed is
 told by the epoch alone.
+
+Owner. What only the owner of the log may ask of the cache carries the owner's term, as trims do; a term that
+is over is refused (`redis_ownership.py`).
 """
 
 import asyncio
@@ -30,7 +33,8 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from redis.exceptions import RedisError
 
-from lifecycle.core.events import Event, RecordedEvent
+from lifecycle.core.directives import OWNERS_ALONE
+from lifecycle.core.events import DirectiveProposed, Event, RecordedEvent
 from lifecycle.errors import CorruptLog, LifecycleError, LogUnavailable, VersionConflict
 from lifecycle.store.codec import check_stream, checksum, encode
 from lifecycle.store.redis_entries import Run, feed_run, number, recorded_event
@@ -70,12 +74,16 @@ _Outcome: TypeAlias = Sequence[RecordedEvent] | LifecycleError
 class _Batch:
     """Events for one stream, encoded, and where their outcome appears. Raises `InvalidObservation`."""
 
-    def __init__(self, stream: str, events: Sequence[Event], expected_version: int) -> None:
+    def __init__(self, stream: str, events: Sequence[Event], expected_version: int, term: int) -> None:
         self.stream = stream
         self.events = tuple(events)
         self.expected_version = expected_version
         self.mark = secrets.token_bytes(_MARK_BYTES)
-        self.arguments: list[bytes | int | str] = [str(expected_version), self.mark, stream]
+        owners = any(
+            isinstance(e, DirectiveProposed) and isinstance(e.directive, OWNERS_ALONE) for e in events
+        )
+        fence = term if owners else ""
+        self.arguments: list[bytes | int | str] = [str(expected_version), self.mark, stream, fence]
         for version, event in enumerate(self.events, start=expected_version + 1):
             payload = encode(event)
             self.arguments += [payload, checksum(stream, version, payload)]
@@ -98,7 +106,7 @@ class RedisEventLog:
 
     def __init__(self, server: RedisServer, epoch: bytes) -> None:
         self.server = server
-        self._epoch = epoch
+        self.epoch = epoch
         self._meta, self._feed, self._trimmed = server.key("meta"), server.key("feed"), server.key("trimmed")
         self._seen = _Seen(0, b"")
         self._first = 1
@@ -147,7 +155,7 @@ class RedisEventLog:
         check_stream(stream)
         if not events:
             return ()
-        batch = _Batch(stream, events, expected_version)
+        batch = _Batch(stream, events, expected_version, self.server.term)
         self._waiting.append(batch)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write())
@@ -228,10 +236,13 @@ class RedisEventLog:
             last[run.stream] = run.last_version
         position = number(entries[-1][0])
         keys = (self._meta, self._feed, self._trimmed, *(self.server.key("stream", s) for s in last))
-        arguments: list[bytes | int | str] = [self._epoch, TRIMMED_FORMAT, first - 1, position, position + 1]
+        arguments: list[bytes | int | str] = [self.epoch, TRIMMED_FORMAT, first - 1, position, position + 1]
+        arguments.append(self.server.term)
         for stream, version in last.items():
             arguments += [stream, version, version + 1]
         answer = await self._evaluated(TRIM, keys, arguments)
+        if answer[0] == b"deposed":
+            raise self.server.deposed(answer[1])
         if answer[0] != b"ok":
             raise self._other(answer[1], b"")
         return int(answer[1]) + 1
@@ -284,7 +295,7 @@ class RedisEventLog:
                 for batch in group:
                     stream = self.server.key("stream", batch.stream)
                     keys = (self._meta, self._feed, stream, self._trimmed)
-                    known = (self._epoch, *self._seen)
+                    known = (self.epoch, *self._seen)
                     pipeline.execute_command("EVAL", APPEND, len(keys), *keys, *known, *batch.arguments)
                 return await pipeline.execute(raise_on_error=False)
 
@@ -300,6 +311,8 @@ class RedisEventLog:
                 return batch.recorded(int(head))
             case [b"conflict", actual]:
                 return VersionConflict(batch.stream, batch.expected_version, int(actual))
+            case [b"deposed", term]:
+                return self.server.deposed(term)
             case [b"torn", feed, head]:
                 return self._torn(int(feed), head)
         return self._other(*answer[1:])
@@ -348,7 +361,7 @@ class RedisEventLog:
             *commands,
         )
         known = there[0][1].get(b"m") == seen.mark if there else seen.position <= int(trimmed or 0)
-        if epoch != self._epoch or not known:
+        if epoch != self.epoch or not known:
             raise self._other(epoch or b"", head or b"")
         self._first = int(trimmed or 0) + 1
         return answers
@@ -365,7 +378,7 @@ class RedisEventLog:
     def _other(self, epoch: bytes, head: bytes) -> LogUnavailable:
         if not epoch:
             found = "holds no event log, though it did: it was emptied, or an empty server took over"
-        elif epoch != self._epoch:
+        elif epoch != self.epoch:
             found = "holds another event log than the one this process began with"
         else:
             found = f"lacks events that this process has seen (position {self._seen.position}; it is at "

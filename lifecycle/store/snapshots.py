@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from lifecycle.ports import StoredSnapshot
 from lifecycle.store.database import naming_failures
+from lifecycle.store.redis_scripts import SNAPSHOT
 from lifecycle.store.redis_server import RedisServer
 from lifecycle.store.tables import snapshot_parts, snapshots
 
@@ -104,6 +105,7 @@ class RedisSnapshots:
     def __init__(self, server: RedisServer) -> None:
         self._server = server
         self._snapshots, self._parts = server.key("snapshots"), server.key("snapshot-parts")
+        self._meta = server.key("meta")
 
     async def put(self, parts: Mapping[str, bytes]) -> None:
         """Keep parts."""
@@ -112,17 +114,24 @@ class RedisSnapshots:
             await self._written(("HSET", self._parts, *pairs))
 
     async def commit(self, snapshot: StoredSnapshot, previous: int | None, parts: Collection[str]) -> None:
-        """Make it the newest snapshot, and forget all but it and the previous one."""
+        """Make it the newest snapshot, and forget all but it and the previous one.
+
+        Raises `Deposed` if another process owns the log by now.
+        """
         positions, names = await self._server.read(("HKEYS", self._snapshots), ("HKEYS", self._parts))
         kept = {str(snapshot.position), str(previous)}
         late = [p for p in positions if p.decode() not in kept]
         over = [name for name in names if name.decode() not in parts]
-        commands: list[tuple[Any, ...]] = [
-            ("HSET", self._snapshots, snapshot.position, snapshot.manifest),
-            *(("HDEL", self._snapshots, *batch) for batch in _batches(late)),
-            *(("HDEL", self._parts, *batch) for batch in _batches(over)),
-        ]
-        await self._written(*commands)
+        arguments = (self._server.term, snapshot.position, snapshot.manifest, len(late), *late, *over)
+        client, keys = self._server.client, (self._meta, self._snapshots, self._parts)
+
+        async def written() -> Any:
+            evaluated: Any = client.eval(SNAPSHOT, len(keys), *keys, *arguments)
+            return await evaluated
+
+        done, term = await self._server.ask(written)
+        if done != b"ok":
+            raise self._server.deposed(term)
 
     async def newest_first(self) -> Sequence[StoredSnapshot]:
         """Every snapshot, the one of the highest position first."""

@@ -335,11 +335,11 @@ async def test_the_engine(engine_stack: EngineStack, cache: Cache, tmp_path: Pat
 class Outside:
     """A proxy in a process of its own, before the stack; stands in for a `World` where agents talk."""
 
-    def __init__(self, cache: Cache, folder: Path) -> None:
+    def __init__(self, cache: Cache, folder: Path, **changes: Any) -> None:
         self.cache = cache
         self.folder = folder
         ports = free_ports(2)
-        config = config_for(cache.stack, folder)
+        config = config_for(cache.stack, folder, **changes)
         self.log_url = config.log_url
         self.config = msgspec.structs.replace(
             config, data=Listener(port=ports[0]), admin=Listener(port=ports[1])

@@ -199,7 +199,7 @@ async def cut_off(it: Scene, words: str, more: str) -> Tracker:
     it.cache.store(chain_of(more))
     again = Tracker(it.log, it.clock)
     await again.start()
-    await again.end_orphans()
+    await again.end_orphans(again.callers())
     return again
 
 
@@ -249,7 +249,7 @@ async def test_what_may_have_been_there_before_us_or_be_somebodys_is_not_claimed
         it.cache.store(chain_of("s1 u1"))
         again = Tracker(it.log, it.clock)
         await again.start()
-        await again.end_orphans()
+        await again.end_orphans(again.callers())
         await watching(it, again, found).look()
         assert found == [], "nothing before it is known to be ours"
         assert again.cut_off == []

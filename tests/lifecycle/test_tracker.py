@@ -128,7 +128,7 @@ async def test_calls_that_a_dead_process_left_in_flight_end_with_the_next_one() 
     again, _ = await started(log)
     assert len(again.contexts.states["a"].flights) == 2
     assert again.contexts.index.oldest_unknown_ns(agent.namespace) is not None
-    await again.end_orphans()
+    await again.end_orphans(again.callers())
     state = again.contexts.states["a"]
     assert state.flights == ()
     assert again.contexts.index.oldest_unknown_ns(agent.namespace) is None

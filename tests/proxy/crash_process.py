@@ -25,6 +25,7 @@ from lifecycle.core.directives import Demote, Directive, DirectiveResult, Pin, R
 from lifecycle.core.events import CallEnded, CallVerified, Event, RecordedEvent
 from lifecycle.core.ids import KEY_BYTES, Namespace, context_stream, split_keys
 from lifecycle.ports import CacheCapabilities, EventLog, Presence, SelfTest
+from lifecycle.store.alone import Alone
 from lifecycle.store.opening import OpenLog, open_log
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Tier
@@ -331,7 +332,8 @@ async def _run(config: Config, cache_port: int, pipe: Connection, armed: tuple[i
 
     async def opener(url: str) -> OpenLog:
         opened = await open_log(url)
-        opened = opened._replace(event_log=CountedLog(opened.event_log, steps))
+        # Alone on its log: the next process must not wait until the lease of the dead one is over.
+        opened = opened._replace(event_log=CountedLog(opened.event_log, steps), join=Alone)
         if (open_vault := opened.open_vault) is None:
             return opened
 

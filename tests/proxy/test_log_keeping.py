@@ -34,8 +34,11 @@ async def test_a_proxy_goes_on_from_the_snapshot_of_the_last_one_on_a_trimmed_lo
     assert kept.position == head
     tracker = Tracker(opened.event_log, SystemClock())
     await tracker.start(opened.snapshots)
+    ownership = opened.join("who trims")
+    await ownership.beat()
     first = await opened.event_log.trim(head, tuple(tracker.contexts.stream_versions))
     assert first > 1
+    await ownership.leave()
     await opened.event_log.close()
 
     async with whole_proxy(tmp_path, cache=cache, log_url=url) as it:

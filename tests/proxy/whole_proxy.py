@@ -14,9 +14,11 @@ from lifecycle.core.events import Event, RecordedEvent
 from lifecycle.core.ids import ContextKey
 from lifecycle.core.state import ContextState
 from lifecycle.ports import CacheControl
+from lifecycle.store.opening import open_log
 from lifecycle.vocabulary import Mode
 from proxy.app import Serving, serving
 from proxy.config import CacheConfig, Config, Listener, ModelConfig, UpstreamConfig
+from proxy.following import LogOpener
 from proxy.runtime import Runtime
 from tests.lifecycle.fake_cache import FakeCache
 from tests.proxy.scripted_upstream import Script, ScriptedUpstream
@@ -147,6 +149,7 @@ async def whole_proxy(
     cache: FakeCache | None = None,
     control: CacheControl | None = None,
     ready: bool = True,
+    opener: LogOpener = open_log,
     **changes: Any,
 ) -> AsyncIterator[Whole]:
     """Everything up. `script` stands in for the toy engine's own; `control` for the cache's door."""
@@ -154,7 +157,7 @@ async def whole_proxy(
     toy = ToyEngine(cache)
     async with ScriptedUpstream(script or toy.script) as engine:
         config = configured(tmp_path, engine.url, mode, **changes)
-        async with serving(config, control or cache) as up:
+        async with serving(config, control or cache, opener) as up:
             toy.report = up.runtime.blocks.take
             up.runtime.blocks.live = True
             async with (

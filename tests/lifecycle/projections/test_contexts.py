@@ -200,7 +200,7 @@ async def test_a_log_that_lacks_a_position_is_corrupt(tracker: Tracker) -> None:
         await Contexts().rebuild(torn())
 
 
-def test_of_two_contexts_of_one_name_the_later_one_has_it_also_behind_a_snapshot() -> None:
+def test_of_two_contexts_of_one_name_the_first_one_has_it_also_behind_a_snapshot() -> None:
     """Two writers may open the same name at once."""
     contexts = Contexts()
     for position, uid in enumerate(("first", "second"), start=1):
@@ -214,7 +214,7 @@ def test_of_two_contexts_of_one_name_the_later_one_has_it_also_behind_a_snapshot
     for each in (contexts, other):
         found = each.find(ContextKey("t", "n"), NAMESPACE)
         assert found is not None
-        assert found.uid == "second"
+        assert found.uid == "first"
     assert other.held().nameless == ["first"]
 
 

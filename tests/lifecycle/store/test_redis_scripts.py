@@ -18,9 +18,11 @@ def client():
         yield client
 
 
-def append(client, *payloads, expected=0, mark="mark", seen=(0, ""), epoch="epoch"):
+def append(client, *payloads, expected=0, mark="mark", seen=(0, ""), epoch="epoch", term=""):
     events = [part for payload in payloads for part in (payload, "7")]
-    return client.eval(APPEND, 4, META, FEED, STREAM, TRIMMED, epoch, *seen, expected, mark, "a", *events)
+    return client.eval(
+        APPEND, 4, META, FEED, STREAM, TRIMMED, epoch, *seen, expected, mark, "a", term, *events
+    )
 
 
 def everything(client):
@@ -88,10 +90,10 @@ def test_a_count_that_is_not_the_feeds_is_refused(client):
     assert client.xlen(STREAM) == 1
 
 
-def trim(client, so_far, through, version, epoch="epoch"):
+def trim(client, so_far, through, version, epoch="epoch", term="0"):
     keys = (META, FEED, TRIMMED, STREAM)
     ends = (so_far, through, through + 1, "a", version, version + 1)
-    return client.eval(TRIM, len(keys), *keys, epoch, "2", *ends)
+    return client.eval(TRIM, len(keys), *keys, epoch, "2", *ends[:3], term, *ends[3:])
 
 
 def test_a_trim_takes_batches_off_feed_and_stream_and_says_how_far_it_went(client):
@@ -110,7 +112,7 @@ def test_a_trim_takes_batches_off_feed_and_stream_and_says_how_far_it_went(clien
 
 def test_a_stream_without_events_keeps_its_version_until_it_is_forgotten(client):
     append(client, "x", "y", mark="m1")
-    client.eval(APPEND, 4, META, FEED, OTHER, TRIMMED, "epoch", 0, "", 0, "m2", "b", "x", "7")
+    client.eval(APPEND, 4, META, FEED, OTHER, TRIMMED, "epoch", 0, "", 0, "m2", "b", "", "x", "7")
     trim(client, 0, 2, 2)
     assert client.exists(STREAM) == 0
     assert append(client, "z", mark="m3") == [b"conflict", b"2"]

@@ -1,0 +1,194 @@
+"""Two proxies on one log before one cache: together they are as one, and one of them frees what is dead."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lifecycle.core.events import (
+    CallArrived,
+    CallEnded,
+    ContextCreated,
+    DirectiveProposed,
+    DirectiveSettled,
+    OperationApplied,
+)
+from lifecycle.store.opening import OpenLog, open_log
+from tests.lifecycle.fake_cache import FakeCache
+from tests.lifecycle.lives import books, replayed_beside
+from tests.lifecycle.store.redis_process import place_in_shared_redis
+from tests.proxy.toy_model import CHUNK
+from tests.proxy.whole_proxy import SECONDS, Message, Whole, assistant, lifecycle, system, user, whole_proxy
+
+LEASE_SECONDS = 2.0
+
+BEGIN = [system("a system prompt that fills a chunk or two by itself"), user("the first thing that is asked")]
+
+
+def on(words: str, *, behind: list[Message]) -> list[Message]:
+    return [*behind, assistant("ok"), user(words)]
+
+
+async def _opened(url: str) -> OpenLog:
+    """As in production, with a lease that tests can wait for."""
+    opened = await open_log(url)
+    return opened._replace(join=partial(opened.join, lease_seconds=LEASE_SECONDS))  # type: ignore[call-arg]
+
+
+class Two:
+    """Proxies `one` and `two`, the first of which came first."""
+
+    def __init__(self, cache: FakeCache, url: str, place: Path) -> None:
+        self.cache = cache
+        self.url = url
+        self.place = place
+        self.stacks: dict[str, AsyncExitStack] = {}
+
+    async def start(self, name: str, **changes: Any) -> Whole:
+        stack = self.stacks[name] = AsyncExitStack()
+        proxy = whole_proxy(self.place, cache=self.cache, log_url=self.url, opener=_opened, **changes)
+        it = await stack.enter_async_context(proxy)
+        await self.until(it, lambda: bool(it.runtime.office.owner))
+        return it
+
+    async def stop(self, name: str) -> None:
+        await self.stacks.pop(name).aclose()
+
+    async def until(self, it: Whole, holds: Any) -> None:
+        """Until something holds, looked at whenever something is recorded, and now and then."""
+        async with asyncio.timeout(SECONDS):
+            while not holds():  # noqa: ASYNC110 - leases end without an event
+                await asyncio.sleep(0.02)
+
+    async def agree(self, *proxies: Whole) -> list[Any]:
+        """Until each has read what all recorded; answers the log's events."""
+        async with asyncio.timeout(SECONDS):
+            while True:
+                heads = {await p.runtime.event_log.head() for p in proxies}
+                if {p.runtime.tracker.contexts.position for p in proxies} == heads:
+                    break
+                await asyncio.sleep(0.02)
+        again = await replayed_beside(proxies[0].runtime.tracker, proxies[0].runtime.event_log)
+        for proxy in proxies:
+            await proxy.runtime.tracker.catch_up()
+        assert len({books(p.runtime.tracker.contexts) for p in proxies}) == 1
+        assert again.position
+        return [r.event for r in await proxies[0].recorded()]
+
+
+@asynccontextmanager
+async def two_proxies(place: Path) -> AsyncIterator[tuple[Two, Whole, Whole]]:
+    them = Two(FakeCache(chunk_size=CHUNK), await place_in_shared_redis(place), place)
+    try:
+        one = await them.start("one")
+        two = await them.start("two")
+        yield them, one, two
+    finally:
+        for name in list(them.stacks):
+            await them.stop(name)
+
+
+async def owns(it: Whole) -> bool:
+    return bool((await it.admin.get("/readyz")).json()["owns"])
+
+
+async def test_a_context_goes_on_at_whichever_proxy_and_one_of_them_frees_what_it_lets_go(
+    tmp_path: Path,
+) -> None:
+    async with two_proxies(tmp_path) as (them, one, two):
+        assert await owns(one)
+        assert not await owns(two)
+        # Nobody says whose call it is: the list tells, at the other proxy, too.
+        first = await one.chat(BEGIN)
+        await them.agree(one, two)
+        second = await two.chat(on("and more of it, long enough for a chunk", behind=BEGIN))
+        assert second.headers["x-kv-context"] == first.headers["x-kv-context"]
+        name = first.headers["x-kv-context"]
+        await them.agree(one, two)
+        longer = on("still more", behind=on("and more of it, long enough for a chunk", behind=BEGIN))
+        third = await one.chat(longer)
+        assert third.headers["x-kv-context"] == name
+        await them.until(one, lambda: not one.context(name).flights)
+        # Operations of one source arrive in turns.
+        for seq, proxy in enumerate((two, one, two), start=1):
+            (answer,) = await proxy.ops({"op": "waiting", "seq": seq, "ctx": name, "kind": "tool"})
+            assert answer["status"] == "applied"
+        await them.until(two, lambda: them.cache.chunks)
+        (answer,) = await two.ops({"op": "close", "seq": 4, "ctx": name})
+        assert answer["status"] == "applied"
+        await them.until(one, lambda: not them.cache.chunks)
+        told = await them.agree(one, two)
+        by_kind = Counter(type(e) for e in told)
+        assert by_kind[ContextCreated] == 1
+        assert by_kind[CallArrived] == by_kind[CallEnded] == 3
+        assert by_kind[OperationApplied] == 4
+        arrived = [e.proxy for e in told if isinstance(e, CallArrived)]
+        assert arrived == [one.runtime.office.name, two.runtime.office.name, one.runtime.office.name]
+        metrics = [(await p.admin.get("/metrics")).text for p in (one, two)]
+        ends = [
+            float(line.split()[-1])
+            for m in metrics
+            for line in m.splitlines()
+            if line.startswith('kvtether_calls_total{end="completed"}')
+        ]
+        assert sorted(ends) == [1.0, 2.0], "each call is counted by the proxy that took it"
+
+
+async def test_a_name_that_both_give_away_at_once_is_one_context(tmp_path: Path) -> None:
+    async with two_proxies(tmp_path) as (them, one, two):
+        names = [f"n{n}" for n in range(4)]
+        await asyncio.gather(
+            *(p.chat(BEGIN, lifecycle(ctx=n, call=c)) for n in names for p, c in ((one, "1"), (two, "2")))
+        )
+        await them.agree(one, two)
+        for name in names:
+            assert set(one.context(name).attempts) == set(two.context(name).attempts) == {"1", "2"}
+            assert one.context(name).uid == two.context(name).uid
+        open_ones = [s for s in one.runtime.tracker.contexts.states.values() if s.open]
+        assert sorted(s.key.context_id for s in open_ones) == names
+
+
+async def test_an_operation_right_behind_the_call_that_began_its_context_finds_it(tmp_path: Path) -> None:
+    async with two_proxies(tmp_path) as (_, one, two):
+        for n in range(3):
+            await one.chat(BEGIN, lifecycle(ctx=f"c{n}", call="1"))
+            (answer,) = await two.ops({"op": "close", "seq": 1, "ctx": f"c{n}"})
+            assert answer["status"] == "applied", answer
+
+
+async def test_when_the_owner_ends_the_other_one_frees_what_died(tmp_path: Path) -> None:
+    async with two_proxies(tmp_path) as (them, one, two):
+        await one.chat(BEGIN, lifecycle(ctx="a", call="1"))
+        await two.chat(
+            [system("another system prompt, as long as a chunk"), user("b")], lifecycle(ctx="b", call="1")
+        )
+        await them.agree(one, two)
+        await them.until(one, lambda: len(them.cache.chunks) > 1)
+        await them.stop("one")
+        await them.until(two, lambda: two.runtime.office.holds)
+        (answer,) = await two.ops({"op": "close", "seq": 1, "ctx": "a"})
+        assert answer["status"] == "applied"
+        alive = set(two.toy.keys([system("another system prompt, as long as a chunk"), user("b")]))
+        await them.until(two, lambda: set(them.cache.chunks) == alive)
+        three = await them.start("three")
+        assert three.context("b").open
+        assert not await owns(three)
+        told = await them.agree(two, three)
+        proposed = {e.directive.directive_id for e in told if isinstance(e, DirectiveProposed)}
+        settled = {e.directive_id for e in told if isinstance(e, DirectiveSettled)}
+        assert proposed == settled
+
+
+async def test_who_does_not_own_asks_nothing_of_the_cache_and_says_who_does(tmp_path: Path) -> None:
+    async with two_proxies(tmp_path) as (them, one, two):
+        await two.chat(BEGIN, lifecycle(ctx="a", call="1"))
+        await them.agree(one, two)
+        answer = (await two.admin.delete("/kv/v1/tenants/default")).json()
+        assert not answer["erased"]
+        assert any(one.runtime.office.name in reason for reason in answer["reasons"]), answer
+        answer = (await one.admin.delete("/kv/v1/tenants/default")).json()
+        assert not answer["left"], answer
+        await them.until(one, lambda: not them.cache.chunks)
