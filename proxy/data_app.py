@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from lifecycle.core.ids import Namespace
-from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
+from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, CallEnd, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
 from proxy.body_edit import RETURN_TOKEN_IDS, RequestEdit, edit_request_body
 from proxy.call_readers import OFF_LOOP_BYTES, READERS, read_calls
@@ -26,6 +26,7 @@ from proxy.modes import Modes
 from proxy.ops_api import OpsApi
 from proxy.problems import caller_error, send_response
 from proxy.request_body import Receive, Scope, read_body
+from proxy.request_record import REFUSED, the_request
 from proxy.tracked_batch import TrackedBatch, fields_of_prompt
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
@@ -95,6 +96,7 @@ class DataApp:
         self._metrics.in_flight.inc()
         try:
             caller = self._auth.authenticate(scope["headers"])
+            the_request().tenant = caller.tenant
             caller.require(KeyScope.ADMIN if is_engine_admin(path) else KeyScope.CALL)
             if scope["method"] in _INFERENCE_METHODS or HANDOVER in scope.get("extensions", {}):
                 with self._limits.call(caller.tenant):
@@ -104,9 +106,10 @@ class DataApp:
                         await self._pass_through(scope, receive, send)
             else:
                 await self._pass_through(scope, receive, send)
-        except ClientGone:
-            pass
+        except ClientGone as gone:
+            the_request().gave_up(CallEnd.ABORTED, str(gone))
         except ProxyError as refusal:
+            the_request().gave_up(REFUSED, str(refusal))
             await send_response(send, caller_error(refusal, path), close=isinstance(refusal, InvalidRequest))
         finally:
             self._metrics.in_flight.dec()
@@ -124,6 +127,7 @@ class DataApp:
                 limit_bytes=self._max_body_bytes,
                 tunnel=tunnel,
             )
+            the_request().ended(outcome)
             if outcome.status == SWITCHING_PROTOCOLS:
                 self._metrics.untracked.inc()
         finally:
@@ -151,6 +155,7 @@ class DataApp:
             )
             salt = self.salt(caller.tenant, client_salt)
             mode = self._modes.of(model, caller.tenant)
+            the_request().asks_for(model)
             namespace = self._tracking.namespace(model, salt)
             if asked and mode is not Mode.BYPASS:
                 calls = await self._begin(caller.tenant, namespace, asked, scope["headers"])
@@ -171,6 +176,10 @@ class DataApp:
         edited = await edit_request_body(body, edit)
         held = time.perf_counter() - arrived
         self._metrics.held_seconds.labels(mode).observe(held)
+        record = the_request()
+        record.held_seconds, record.mode, record.speaks = held, mode.value, mode is not Mode.BYPASS
+        if call is not None:
+            record.context, record.call = call.request.identity.context_id, call.request.call_id
 
         def added() -> Headers:
             timing = (b"server-timing", f"kvtether;dur={held * 1000:.2f}".encode())
@@ -184,9 +193,12 @@ class DataApp:
             edited.body,
             credentials=self._auth.upstream_credentials(),
             response_headers=added if mode is not Mode.BYPASS else None,
-            observer=TrackedBatch(calls) if len(calls) > 1 else call,
+            observer=record.listening(TrackedBatch(calls) if len(calls) > 1 else call),
             cut_ids=call is not None and call.asks_ids,
         )
+        record.ended(outcome)
+        if call is not None and call.mapping is not None and call.mapping.done():
+            record.mapping = call.mapping_kind
         if untracked and 0 < outcome.status < FIRST_ERROR_STATUS:
             # A name that is not ours held us up only if the engine knew it: a typo must not stop reclaim.
             self._tracking.untracked.note(untracked[0], f"inference of {untracked[0].model!r}")
