@@ -6,9 +6,12 @@ import asyncio
 from array import array
 from collections import OrderedDict
 
+import msgspec
+
 from engine_bridge.mapping.mapper import ChatMapper, MappingState
 from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.ranges import MappedPrompt
+from engine_bridge.mapping.template import Rendering, RenderInput, compiled
 from engine_bridge.mapping.workers import RenderWorkers
 
 INLINE_CHARS = 16_384
@@ -16,6 +19,11 @@ INLINE_CHARS = 16_384
 
 INLINE_MESSAGES = 64
 """Messages that are normalised or rendered again on the event loop."""
+
+INLINE_WHOLE_MESSAGES = 32
+INLINE_WHOLE_BYTES = 8_192
+"""Prompts, their tools included, that are rendered whole on the event loop: a millisecond or less. A process
+costs three times that, in switches and pickling."""
 
 
 class _Context:
@@ -42,6 +50,8 @@ class MappingService:
         self._contexts: OrderedDict[str, _Context] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._total = 0
+        self._proven: set[str] = set()
+        """Templates that a process has rendered: one that never ends must not do so on the event loop."""
 
     async def map(self, state_key: str, prompt: ChatPrompt) -> MappedPrompt:
         """Tokens, ranges and keys of the next prompt of a context. Raises `Unmappable`."""
@@ -72,10 +82,17 @@ class MappingService:
             prepared = mapper.prepare(prompt, state)
         rendering = mapper.resume(prepared, state, INLINE_MESSAGES)
         if rendering is None:
-            rendering = await self._workers.render(prepared.facts.source, prepared.given)
+            rendering = await self._whole(prepared.facts.source, prepared.given)
         if mapper.chars_to_encode(rendering, state) > INLINE_CHARS:
             return await asyncio.to_thread(mapper.finish, prepared, rendering, state)
         return mapper.finish(prepared, rendering, state)
+
+    async def _whole(self, source: str, given: RenderInput) -> Rendering:
+        if source in self._proven and _is_short(given):
+            return compiled(source).render_whole(given)
+        rendering = await self._workers.render(source, given)
+        self._proven.add(source)
+        return rendering
 
     def token_ids(self, state_key: str) -> array[int] | None:
         """Ids of the context's last prompt; None while it is being mapped, or when it is not known."""
@@ -125,3 +142,12 @@ class MappingService:
                 break
             if not self._contexts[key].waiting:
                 self.forget(key)
+
+
+def _is_short(given: RenderInput) -> bool:
+    if len(given.conversation) > INLINE_WHOLE_MESSAGES:
+        return False
+    try:
+        return len(msgspec.json.encode([given.conversation, given.tools])) <= INLINE_WHOLE_BYTES
+    except (TypeError, ValueError, RecursionError):
+        return False
