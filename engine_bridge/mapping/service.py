@@ -137,6 +137,10 @@ class MappingService:
         size = context.state.size_bytes
         self._total += size - self._sizes.get(state_key, 0)
         self._sizes[state_key] = size
+        if self._total > self._budget:
+            self._shrink()
+
+    def _shrink(self) -> None:
         for key in list(self._contexts):
             if self._total <= self._budget:
                 break
