@@ -47,6 +47,13 @@ UNTRACKED_INTERVAL_NS = 60 * 10**9
 MAX_WAITING = 10_000
 """Observations that may wait in memory for the log to come back."""
 
+MAX_OPENING = 1_000
+"""Calls of new contexts that may wait for the log to come back: each holds its messages."""
+
+OPENING_PAUSE_SECONDS = 0.5
+NUM_OPENINGS_TRIED = 600
+"""Five minutes, after which such a call counts as untracked."""
+
 
 class Tracker:
     """Owns the state. `listeners` are called, on the event loop, with every batch that became true."""
@@ -69,6 +76,7 @@ class Tracker:
         self._landed: dict[int, Sequence[RecordedEvent]] = {}
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
+        self._num_opening = 0
         self._unread = True
         self.retention_seconds = retention_seconds
         self._began_with: Manifest | None = None
@@ -82,7 +90,7 @@ class Tracker:
         """Why the books may lag behind what happened; empty when they do not."""
         if self._unread:
             return "the event log has not been read yet"
-        num_waiting = len(self._waiting) + len(self._untracked)
+        num_waiting = len(self._waiting) + len(self._untracked) + self._num_opening
         return f"{num_waiting} observations wait for the event log" if num_waiting else ""
 
     async def start(self, snapshots: SnapshotStore | None = None) -> Manifest | None:
@@ -155,13 +163,40 @@ class Tracker:
         """Begin a context, or answer the one that is there. Raises `LogUnavailable`."""
         key = ContextKey(observation.tenant, observation.context_id)
         async with self._lock(f"name {key}"):
-            known = self.contexts.find(key, observation.namespace)
-            if known is not None:
-                return known
-            parent_state = self.contexts.find(parent, observation.namespace) if parent else None
-            events = open_context(observation, parent_state)
-            await self._append(context_stream(observation.uid), events)
-        return self.contexts.states[observation.uid]
+            stream = context_stream(observation.uid)
+            for _ in range(NUM_CONFLICTS_BORNE):
+                known = self.contexts.find(key, observation.namespace)
+                if known is not None:
+                    return known
+                parent_state = self.contexts.find(parent, observation.namespace) if parent else None
+                try:
+                    await self._append_once(stream, open_context(observation, parent_state))
+                except VersionConflict:
+                    # It may be there already: an append whose answer was lost, and which is made again.
+                    await self._catch_up()
+                else:
+                    return self.contexts.states[observation.uid]
+        raise LogUnavailable(f"stream {stream!r} is written by somebody else all the time")
+
+    async def open_for_call(self, observation: ContextOpened, parent: ContextKey | None) -> ContextState:
+        """`open`, waiting for a log that is away as an observation does.
+
+        Raises `LogUnavailable` where it stays away too long, or too many wait.
+        """
+        try:
+            return await self.open(observation, parent)
+        except LogUnavailable:
+            if self._num_opening >= MAX_OPENING:
+                raise
+        self._num_opening += 1
+        try:
+            for _ in range(NUM_OPENINGS_TRIED):
+                await asyncio.sleep(OPENING_PAUSE_SECONDS)
+                with suppress(LogUnavailable):
+                    return await self.open(observation, parent)
+        finally:
+            self._num_opening -= 1
+        raise LogUnavailable("the event log stayed away")
 
     async def observe(self, uid: str, observation: Observation) -> Sequence[RecordedEvent]:
         """Decide and record. Empty when nothing follows, or when the log is away and the observation waits.

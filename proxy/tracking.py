@@ -184,7 +184,7 @@ class Tracking:
         if known is not None:
             return known
         parent = ContextKey(request.tenant, identity.parent) if identity.parent else None
-        state = await self.tracker.open(
+        state = await self.tracker.open_for_call(
             ContextOpened(
                 at_ns=self.tracker.clock.now_ns(),
                 uid=request.uid,

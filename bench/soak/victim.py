@@ -15,6 +15,7 @@ from lifecycle.core.ids import Namespace
 from lifecycle.ports import Presence
 from lifecycle.vocabulary import Mode
 from proxy.app import Serving, serving
+from proxy.cli import configure_logging
 from proxy.config import Config, Listener, ModelConfig, UpstreamConfig
 from tests.lifecycle.fake_cache import BOTH, FakeCache
 
@@ -40,6 +41,7 @@ def serve(ready: Connection, engine_url: str, log_url: str, model: str, said: st
     Sends both URLs; after that it answers every message with what it holds.
     """
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
+    configure_logging()
     config = Config(
         data=Listener(port=0),
         admin=Listener(port=0),

@@ -8,20 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from lifecycle.core.events import CallArrived, RecordedEvent, UntrackedForwarded
-from lifecycle.core.observations import CallMapping
+from lifecycle.core.events import CallArrived, ContextCreated, Event, RecordedEvent, UntrackedForwarded
+from lifecycle.core.observations import CallMapping, ContextOpened
 from lifecycle.core.state import list_path
 from lifecycle.errors import InvalidObservation, LogUnavailable, UnknownContext
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.store.sql import SqlEventLog
 from lifecycle.tracker import MAX_WAITING, Tracker
-from lifecycle.vocabulary import CallEnd
+from lifecycle.vocabulary import CallEnd, IdentityRung
 from tests.lifecycle.core.story import NAMESPACE, mapping_of
 from tests.lifecycle.lives import Agent, GatedLog, ManualClock, books, replayed
 from tests.lifecycle.store.faulty_event_log import FaultyEventLog
 
 LISTS = ["u1", "u1 a1 u2", "u1 a1 u3", "u1 a1 u2 a2 t1", "s1 u1", "u9"]
 HOW = [CallEnd.COMPLETED, CallEnd.COMPLETED, CallEnd.ABORTED, CallEnd.FAILED]
+
+
+def opened_at(clock: ManualClock, uid: str) -> ContextOpened:
+    return ContextOpened(
+        at_ns=clock.now_ns(),
+        uid=uid,
+        tenant="t",
+        context_id=uid,
+        namespace=NAMESPACE,
+        rung=IdentityRung.EXPLICIT,
+    )
 
 
 async def started(log: object = None) -> tuple[Tracker, ManualClock]:
@@ -113,6 +124,38 @@ async def test_observations_wait_for_the_log_in_order_and_nothing_is_reclaimed_m
     await tracker.retry_waiting()
     assert log.appended == ["CallArrived", "CallMapped", "CallArrived"]
     assert not tracker.degraded
+    assert books(tracker.contexts) == books(await replayed(log))
+
+
+class AnswerLost(GatedLog):
+    """Appends land, and `away` is all that is heard of them."""
+
+    async def append(
+        self, stream: str, events: Sequence[Event], expected_version: int
+    ) -> Sequence[RecordedEvent]:
+        recorded = await self.inner.append(stream, events, expected_version)
+        if self.away is not None:
+            self.waiting.set()
+            raise self.away
+        return recorded
+
+
+@pytest.mark.parametrize("make", [GatedLog, AnswerLost])
+async def test_a_new_context_of_a_call_waits_for_the_log_and_is_opened_once(make: type[GatedLog]) -> None:
+    log = make(MemoryEventLog())
+    tracker, clock = await started(log)
+    log.away = LogUnavailable("away")
+    opening = asyncio.ensure_future(tracker.open_for_call(opened_at(clock, "new"), None))
+    await log.waiting.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert "1 observations wait" in tracker.degraded
+    assert not opening.done()
+    log.away = None
+    state = await opening
+    assert (state.uid, state.open) == ("new", True)
+    assert not tracker.degraded
+    assert [type(r.event) async for r in log.read_all()] == [ContextCreated]
     assert books(tracker.contexts) == books(await replayed(log))
 
 
