@@ -181,12 +181,12 @@ class Tracker:
     async def open_for_call(self, observation: ContextOpened, parent: ContextKey | None) -> ContextState:
         """`open`, waiting for a log that is away as an observation does.
 
-        Raises `LogUnavailable` where it stays away too long, or too many wait.
+        Raises `LogUnavailable` where it stays away too long, was not read yet, or too many wait.
         """
         try:
             return await self.open(observation, parent)
         except LogUnavailable:
-            if self._num_opening >= MAX_OPENING:
+            if self._unread or self._num_opening >= MAX_OPENING:
                 raise
         self._num_opening += 1
         try:

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 from bench.soak.agents import Fleet, Ledger
 from bench.soak.engine import run_engine
 from bench.soak.victim import serve
-from lifecycle.core.events import CallArrived, CallEnded
+from lifecycle.core.events import CallArrived, CallEnded, DirectiveSettled, UntrackedForwarded
 from lifecycle.errors import LogUnavailable
 from lifecycle.ports import EventLog
 from lifecycle.store.opening import open_log
@@ -109,6 +109,8 @@ class LogReader:
         self.position = 0
         self.arrived: Counter[str] = Counter()
         self.ended: dict[str, list[CallEnd]] = {}
+        self.settled: Counter[str] = Counter()
+        self.untracked: Counter[str] = Counter()
 
     async def read(self) -> bool:
         """Take in what is new; False while the log is away."""
@@ -122,6 +124,10 @@ class LogReader:
                         self.arrived[call] += 1
                     case CallEnded(call_id=call, end=end):
                         self.ended.setdefault(call, []).append(end)
+                    case DirectiveSettled(result=result):
+                        self.settled[result.outcome] += 1
+                    case UntrackedForwarded(reason=reason):
+                        self.untracked[reason] += 1
                     case _:
                         pass
         except LogUnavailable:
@@ -290,6 +296,7 @@ def _judge(
         print(f"- {name}: {count:,}")
     print(f"- completed calls that the log was searched for: {len(ledger.completed):,}")
     print(f"- events read: {reader.position:,}; calls in the log: {len(reader.arrived):,}")
+    print(f"- directives by outcome: {dict(reader.settled)}; untracked: {dict(reader.untracked)}")
     shown = ", ".join(f"{value:.0f}" for _, value in memory[:: max(1, len(memory) // 12)])
     print(f"- memory MiB over time: {shown}; slope of the second half {slope:+.2f} a minute")
     for name in before:
