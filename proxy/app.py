@@ -13,6 +13,7 @@ import uvicorn
 from lifecycle.ports import CacheControl
 from lifecycle.store.opening import open_log
 from proxy.admin_api import AdminGuard, create_admin_app
+from proxy.collector import spare_collector
 from proxy.config import Config, InvalidConfig, Listener
 from proxy.data_app import DataApp
 from proxy.following import LogOpener
@@ -88,6 +89,7 @@ async def serve_until_signalled(config: Config) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with serving(config) as up:
+        spare_collector()
         log.info(
             "serving", data=up.data_url, admin=up.admin_url, upstream=config.upstream.url, mode=config.mode
         )

@@ -24,6 +24,7 @@ from bench.proxy.engine import MODEL
 from bench.proxy.load import API_KEY, Agents, Bodies, CallFailed, connect
 from lifecycle.vocabulary import Mode
 from proxy.app import serving
+from proxy.collector import spare_collector
 from proxy.config import Config, Listener, ModelConfig, UpstreamConfig
 
 PEERS_DIR = Path(".peers")
@@ -151,6 +152,7 @@ def _serve_ours(ready: Connection, engine_port: int, mode: str, directory: str) 
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         async with serving(config) as up:
+            spare_collector()
             await up.runtime.prepared.wait()
             ready.send(int(up.data_url.rsplit(":", 1)[1]))
             await stop.wait()
