@@ -77,6 +77,8 @@ class Tracker:
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
         self._num_opening = 0
+        self._doubtful: dict[str, tuple[Observation, int, Sequence[Event]]] = {}
+        """By stream: the last append of which nobody knows whether it was recorded."""
         self._unread = True
         self.retention_seconds = retention_seconds
         self._began_with: Manifest | None = None
@@ -244,6 +246,7 @@ class Tracker:
                 except Exception as error:
                     log.exception("an observation that waited is dropped", uid=uid)
                     self._give_up_on(uid, f"an observation was dropped: {type(error).__name__}")
+                self._doubtful.pop(context_stream(uid), None)
                 self._waiting.popleft()
         await self._record_untracked()
 
@@ -275,17 +278,41 @@ class Tracker:
     async def _decide_and_append(self, uid: str, observation: Observation) -> Sequence[RecordedEvent]:
         stream = context_stream(uid)
         for _ in range(NUM_CONFLICTS_BORNE):
+            if (landed := await self._landed_after_all(stream, observation)) is not None:
+                return landed
             state = self.contexts.states.get(uid)
             if state is None:
                 raise UnknownContext(uid)
             events = decide(state, observation)
             if not events:
                 return ()
+            version = self.contexts.version_of(stream)
             try:
                 return await self._append_once(stream, events)
             except VersionConflict:
                 await self._catch_up()
+            except LogUnavailable:
+                self._doubtful[stream] = (observation, version, events)
+                raise
         raise LogUnavailable(f"stream {stream!r} is written by somebody else all the time")
+
+    async def _landed_after_all(
+        self, stream: str, observation: Observation
+    ) -> Sequence[RecordedEvent] | None:
+        """What an append recorded whose answer was lost; None if it recorded nothing.
+
+        Deciding anew would make another attempt of the same call.
+        """
+        doubtful = self._doubtful.get(stream)
+        if doubtful is None or doubtful[0] is not observation:
+            return None
+        _, version, events = doubtful
+        found = [r async for r in self._log.read_stream(stream, version)][: len(events)]
+        if [r.event for r in found] != list(events):
+            return None
+        await self._catch_up()
+        del self._doubtful[stream]
+        return found
 
     async def _append(self, stream: str, events: Sequence[Event]) -> None:
         for _ in range(NUM_CONFLICTS_BORNE):

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 import statistics
 import sys
 import tempfile
@@ -325,6 +326,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=(*OURS, *PEERS), help="these proxies")
     wanted = parser.parse_args()
     plan = QUICK if wanted.quick else FULL
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("stopped"))
     deadline = time.monotonic() + plan.max_seconds
     names = ["direct", *(wanted.only or (*OURS, *PEERS))]
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -22,6 +22,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import signal
 import sqlite3
 import sys
 import tempfile
@@ -62,6 +63,9 @@ IDLE_SECONDS = 90.0
 
 SLOPE_MIB_A_MINUTE = 2.0
 """Growth that is not called a leak: the noise of an allocator over minutes."""
+
+STEADY_SECONDS = 600.0
+"""A part that is shorter tells nothing of leaks: what is kept for a while still fills up."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -107,6 +111,7 @@ class LogReader:
         self._url = url
         self._log: EventLog | None = None
         self.position = 0
+        self.num_missed = 0
         self.arrived: Counter[str] = Counter()
         self.ended: dict[str, list[CallEnd]] = {}
         self.settled: Counter[str] = Counter()
@@ -117,6 +122,8 @@ class LogReader:
         try:
             if self._log is None:
                 self._log = (await open_log(self._url)).event_log
+            if await self._log.first_position() > self.position + 1:
+                self.num_missed += 1
             async for recorded in self._log.read_all(self.position):
                 self.position = recorded.position
                 match recorded.event:
@@ -227,9 +234,9 @@ async def soak(kind: str, seconds: float, seed: int) -> list[str]:
                 await asyncio.sleep(seconds * 0.1)
                 fleet.stopping.set()
                 await load
+                after = await _at_rest(proxy, before)
                 for other in others[1:]:
                     other.cancel()
-            after = await _at_rest(proxy, before)
             for _ in range(30):
                 if await reader.read():
                     break
@@ -285,11 +292,13 @@ def _judge(
     if unknown:
         told = [(call, reader.arrived[call], reader.ended.get(call)) for call in unknown[:5]]
         faults.append(f"lost or doubled events: {len(unknown)} calls, such as {told}")
+    if reader.num_missed:
+        faults.append("the log was trimmed before it was read: what it held is not known")
     endless = [call for call in reader.arrived if len(reader.ended.get(call, ())) != reader.arrived[call]]
     if endless:
         faults.append(f"calls without an end: {len(endless)}, such as {endless[:5]}")
     slope = _slope([sample for sample in memory if sample[0] > memory[-1][0] / 2]) if memory else 0.0
-    if slope > SLOPE_MIB_A_MINUTE:
+    if slope > SLOPE_MIB_A_MINUTE and memory[-1][0] > STEADY_SECONDS:
         faults.append(f"memory grows by {slope:.1f} MiB a minute")
     print(f"\n## {kind}\n")
     for name, count in sorted({**ledger.counts, **troubles}.items()):
@@ -299,8 +308,10 @@ def _judge(
     print(f"- directives by outcome: {dict(reader.settled)}; untracked: {dict(reader.untracked)}")
     shown = ", ".join(f"{value:.0f}" for _, value in memory[:: max(1, len(memory) // 12)])
     print(f"- memory MiB over time: {shown}; slope of the second half {slope:+.2f} a minute")
-    for name in before:
+    for name in (name for name in before if name != "names"):
         print(f"- {name}: {before[name]:,.0f} before, {after[name]:,.0f} at rest")
+    if after["open contexts"]:
+        print(f"- still open: {after['names']}")
     for fault in faults:
         print(f"- FAULT: {fault}")
     return faults
@@ -338,6 +349,7 @@ def main() -> None:
     wanted = parser.parse_args()
     kinds = (wanted.log,) if wanted.log else ("redis", "sqlite")
     load = os.getloadavg()[0]
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("stopped"))
     faults: list[str] = []
     for kind in kinds:
         faults += asyncio.run(soak(kind, wanted.minutes * 60 / len(kinds), wanted.seed))

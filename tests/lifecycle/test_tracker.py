@@ -159,6 +159,23 @@ async def test_a_new_context_of_a_call_waits_for_the_log_and_is_opened_once(make
     assert books(tracker.contexts) == books(await replayed(log))
 
 
+async def test_an_arrival_whose_append_landed_unheard_is_no_second_attempt() -> None:
+    log = AnswerLost(MemoryEventLog())
+    tracker, _ = await started(log)
+    agent = Agent(tracker, "a")
+    await agent.open()
+    log.away = LogUnavailable("the answer was lost")
+    assert not await agent.arrive("u1")
+    assert not await agent.end()
+    log.away = None
+    await tracker.retry_waiting()
+    assert not tracker.degraded
+    arrived = [r.event async for r in log.read_all() if isinstance(r.event, CallArrived)]
+    assert [event.attempt for event in arrived] == [1]
+    assert not agent.state.flights
+    assert books(tracker.contexts) == books(await replayed(log))
+
+
 async def test_calls_that_a_dead_process_left_in_flight_end_with_the_next_one() -> None:
     log = MemoryEventLog()
     tracker, _ = await started(log)
