@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -31,7 +30,7 @@ PEERS_DIR = Path(".peers")
 PEER_BIN = PEERS_DIR / "venv" / "bin"
 MODEL_DIR = Path(".engine/model")
 
-START_SECONDS = 90.0
+START_SECONDS = 150.0
 OURS = ("bypass", "observe", "enforce")
 PYTHON_PEERS = ("LiteLLM",)
 
@@ -123,11 +122,12 @@ def spawned(target: Callable[..., None], core: int | None, *arguments: object) -
         if not ours.poll(START_SECONDS):
             raise CannotRun("it did not come up")
         port: int = ours.recv()
+        assert process.pid is not None
+        pin(process.pid, core)
         return port
 
     try:
         assert process.pid is not None
-        pin(process.pid, core)
         yield Starting(process.pid, ready)
     finally:
         process.terminate()
@@ -184,10 +184,10 @@ def _peer(name: str, engine_port: int, directory: Path, core: int | None) -> Ite
             if process.poll() is not None or time.monotonic() > until:
                 raise CannotRun(f"{' '.join(command)}: {said.read_text(errors='replace')[-800:]}")
             time.sleep(0.3)
+        pin(process.pid, core)
         return port
 
     try:
-        pin(process.pid, core)
         yield Starting(process.pid, ready)
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -215,10 +215,11 @@ def _free_port() -> int:
 
 
 def pin(pid: int, core: int | None) -> None:
-    """Keep a process, and whatever it starts from now on, on one core."""
-    if core is not None and sys.platform == "linux":
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setaffinity(int(thread), {core})
+    """Keep a process, what it started and whatever it starts from now on, on one core."""
+    for each in _family(pid) if core is not None else ():
+        for thread in Path(f"/proc/{each}/task").iterdir():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(int(thread.name), {core})
 
 
 def _family(pid: int) -> list[int]:

@@ -64,6 +64,9 @@ IDLE_SECONDS = 90.0
 SLOPE_MIB_A_MINUTE = 2.0
 """Growth that is not called a leak: the noise of an allocator over minutes."""
 
+SPARE_FILES = 16
+"""A pool's connections to the log, opened when they are needed for the first time, and kept."""
+
 STEADY_SECONDS = 600.0
 """A part that is shorter tells nothing of leaks: what is kept for a while still fills up."""
 
@@ -269,8 +272,8 @@ def _left(before: dict[str, Any], held: dict[str, Any]) -> list[str]:
     """What is left that should be gone."""
     none = ("open contexts", "pins", "holds in the cache", "calls under way", "observations that wait")
     left = [f"{name}: {held[name]}" for name in none if held[name]]
-    for name in ("tasks", "files and sockets"):
-        if held[name] > before[name] + 2:
+    for name, spare in (("tasks", 2), ("files and sockets", SPARE_FILES)):
+        if held[name] > before[name] + spare:
             left.append(f"{name}: {held[name]}, {before[name]} before")
     return left
 
