@@ -1,15 +1,23 @@
 """The data listener: the engine's whole surface, with the lifecycle of chat calls beside it."""
 
+import asyncio
 import time
 from contextlib import suppress
 
 import structlog
 
 from lifecycle.core.ids import Namespace
-from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
+from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, CallEnd, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
 from proxy.body_edit import RETURN_TOKEN_IDS, SESSION_ID, RequestEdit, edit_request_body
-from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, decode_body, read_chat_call
+from proxy.chat_request import (
+    OFF_LOOP_BYTES,
+    ChatCall,
+    MessageHasher,
+    NotAChatCall,
+    decode_body,
+    read_chat_call,
+)
 from proxy.engine_admin import is_engine_admin
 from proxy.engine_connection import SWITCHING_PROTOCOLS, Headers
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
@@ -22,6 +30,7 @@ from proxy.modes import Modes
 from proxy.ops_api import OpsApi
 from proxy.problems import caller_error, send_response
 from proxy.request_body import Receive, Scope, read_body
+from proxy.request_record import REFUSED, the_request
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
 from proxy.tunnel import HANDOVER, Tunnel
@@ -96,6 +105,7 @@ class DataApp:
         self._metrics.in_flight.inc()
         try:
             caller = self._auth.authenticate(scope["headers"])
+            the_request().tenant = caller.tenant
             caller.require(KeyScope.ADMIN if is_engine_admin(path) else KeyScope.CALL)
             if scope["method"] in _INFERENCE_METHODS or HANDOVER in scope.get("extensions", {}):
                 with self._limits.call(caller.tenant):
@@ -105,9 +115,10 @@ class DataApp:
                         await self._pass_through(scope, receive, send)
             else:
                 await self._pass_through(scope, receive, send)
-        except ClientGone:
-            pass
+        except ClientGone as gone:
+            the_request().gave_up(CallEnd.ABORTED, str(gone))
         except ProxyError as refusal:
+            the_request().gave_up(REFUSED, str(refusal))
             await send_response(send, caller_error(refusal, path), close=isinstance(refusal, InvalidRequest))
         finally:
             self._metrics.in_flight.dec()
@@ -125,6 +136,7 @@ class DataApp:
                 limit_bytes=self._max_body_bytes,
                 tunnel=tunnel,
             )
+            the_request().ended(outcome)
             if outcome.status == SWITCHING_PROTOCOLS:
                 self._metrics.untracked.inc()
         finally:
@@ -147,9 +159,10 @@ class DataApp:
         untracked: list[Namespace] = []
         try:
             chat = await self._chat(scope["path"], body)
-            model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else _hints(body)
+            model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else await _hints(body)
             salt = self.salt(caller.tenant, client_salt)
             mode = self._modes.of(model, caller.tenant)
+            the_request().asks_for(model)
             namespace = self._tracking.namespace(model, salt)
             if chat is not None and mode is not Mode.BYPASS:
                 call = await self._begin(caller.tenant, namespace, chat, scope["headers"])
@@ -162,13 +175,17 @@ class DataApp:
         except Exception:
             # The lifecycle side may be broken in any way: the answer is the engine's all the same.
             log.exception("a call is not tracked", path=scope["path"])
-            salt = self.salt(caller.tenant, _hints(body)[1])
+            salt = self.salt(caller.tenant, (await _hints(body))[1])
             with suppress(Exception):
                 self._tracking.untracked.note(None, "tracking failed")
         edit = self._edit(salt, call)
         edited = await edit_request_body(body, edit)
         held = time.perf_counter() - arrived
         self._metrics.held_seconds.labels(mode).observe(held)
+        record = the_request()
+        record.held_seconds, record.mode, record.speaks = held, mode.value, mode is not Mode.BYPASS
+        if call is not None:
+            record.context, record.call = call.request.identity.context_id, call.request.call_id
 
         def added() -> Headers:
             timing = (b"server-timing", f"kvtether;dur={held * 1000:.2f}".encode())
@@ -182,9 +199,12 @@ class DataApp:
             edited.body,
             credentials=self._auth.upstream_credentials(),
             response_headers=added if mode is not Mode.BYPASS else None,
-            observer=call,
+            observer=record.listening(call),
             cut_ids=call is not None and call.asks_ids,
         )
+        record.ended(outcome)
+        if call is not None and call.mapping is not None and call.mapping.done():
+            record.mapping = call.mapping_kind
         if untracked and 0 < outcome.status < FIRST_ERROR_STATUS:
             # A name that is not ours held us up only if the engine knew it: a typo must not stop reclaim.
             self._tracking.untracked.note(untracked[0], f"inference of {untracked[0].model!r}")
@@ -223,10 +243,13 @@ class DataApp:
         return self._hasher.salt(tenant, chosen)
 
 
-def _hints(body: bytes) -> tuple[str, object]:
-    """Model and client's salt of a body that is not followed, as far as it can be read."""
+async def _hints(body: bytes) -> tuple[str, object]:
+    """Model and client's salt of a body that is not followed, as far as it can be read; off the event loop
+    for large bodies."""
     try:
-        document = decode_body(body)
+        document = (
+            await asyncio.to_thread(decode_body, body) if len(body) > OFF_LOOP_BYTES else decode_body(body)
+        )
     except NotAChatCall:
         return "", None
     if not isinstance(document, dict):

@@ -39,5 +39,10 @@ class JoinedWrites:
         self.flush()
         self.inner.close()
 
+    def write_eof(self) -> None:
+        """Write what was kept back, and say that nothing follows."""
+        self.flush()
+        self.inner.write_eof()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import structlog
@@ -96,7 +96,9 @@ class Runtime:
             ),
         )
         self._profiles: dict[str, ModelProfile] = {}
-        self.cache = cache or cache_driver(config, self._tokenize if config.models else None)
+        self.cache = cache or cache_driver(
+            config, self._tokenize if config.models else None, lambda *told: self.metrics.controlled(*told)
+        )
         self.blocks = CallBlocks()
         self.tracker = Tracker(
             self.event_log, self.clock, config.retention_hours * 3600, config.keep_recurring_seconds
@@ -157,7 +159,7 @@ class Runtime:
             self.placement.doubt,
             self.metrics.pin_repairs,
         )
-        self.metrics.show_holds(lambda: self.holds.num_held, lambda: self.holds.num_foreign)
+        self.metrics.show_holds(self.holds)
         self.pins = PinKeeper(
             self.tracker,
             self.reclaimer,
@@ -181,6 +183,7 @@ class Runtime:
             self.metrics,
             self.following.begun,
         )
+        self.told_beside: list[Callable[[], Sequence[str]]] = []
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
 
@@ -207,7 +210,8 @@ class Runtime:
     def warnings(self) -> tuple[str, ...]:
         """What is wrong without standing against control."""
         keys = (self.keys.problem,) if self.keys.problem else ()
-        return (*keys, *self.read_models.warnings, *self.log_keeper.warnings)
+        more = [text for told in self.told_beside for text in told()]
+        return (*keys, *self.read_models.warnings, *self.log_keeper.warnings, *more)
 
     def mode_of(self, uid: str) -> Mode:
         """The mode of a context now.

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -25,6 +26,7 @@ from lifecycle.vocabulary import Mode
 from proxy.app import serving
 from proxy.collector import spare_collector
 from proxy.config import Config, Listener, ModelConfig, UpstreamConfig
+from proxy.log_output import configure_logging
 
 PEERS_DIR = Path(".peers")
 PEER_BIN = PEERS_DIR / "venv" / "bin"
@@ -147,6 +149,10 @@ def _serve_ours(ready: Connection, engine_port: int, mode: str, directory: str) 
         mode=Mode(mode),
         log_url=f"sqlite:///{directory}/{mode}.db",
     )
+
+    # As in production: a line a call, into a file.
+    os.dup2(os.open(Path(directory, f"{mode}.log"), os.O_CREAT | os.O_WRONLY), sys.stderr.fileno())
+    configure_logging("info", "json")
 
     async def run() -> None:
         stop = asyncio.Event()

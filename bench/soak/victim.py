@@ -15,8 +15,8 @@ from lifecycle.core.ids import Namespace
 from lifecycle.ports import Presence
 from lifecycle.vocabulary import Mode
 from proxy.app import Serving, serving
-from proxy.cli import configure_logging
 from proxy.config import Config, Listener, ModelConfig, UpstreamConfig
+from proxy.log_output import configure_logging
 from tests.lifecycle.fake_cache import BOTH, FakeCache
 
 CHUNK_TOKENS = 64
@@ -41,7 +41,7 @@ def serve(ready: Connection, engine_url: str, log_url: str, model: str, said: st
     Sends both URLs; after that it answers every message with what it holds.
     """
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
-    configure_logging()
+    configure_logging("info", "json")
     config = Config(
         data=Listener(port=0),
         admin=Listener(port=0),

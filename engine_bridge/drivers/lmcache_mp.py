@@ -8,7 +8,7 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from engine_bridge.drivers.lmcache_client import LmcacheClient
+from engine_bridge.drivers.lmcache_client import HeardCall, LmcacheClient, tell_nobody
 from engine_bridge.drivers.lmcache_keys import CannotExpand, Layout, layout_from_status
 from engine_bridge.drivers.lmcache_pins import HeldPin, PinLedger, Reconciled
 from engine_bridge.drivers.lmcache_reclaim import ChunkRemover, Target, by_chunk, tiers_of
@@ -34,7 +34,7 @@ class LmcacheMp:
 
     `key_models` maps served model names to the name in cache keys where the engine's `/v1/models` does not
     tell; `upstream_headers` go with the self-test's calls to the engine only; `settle_seconds` 0 derives the
-    wait between two looks from the servers' event flush interval.
+    wait between two looks from the servers' event flush interval. `heard` is told of each control call.
     """
 
     def __init__(
@@ -50,8 +50,9 @@ class LmcacheMp:
         settle_seconds: float = 0.0,
         attempts: int = ATTEMPTS,
         upstream_headers: Mapping[str, str] | None = None,
+        heard: HeardCall = tell_nobody,
     ) -> None:
-        self._client = LmcacheClient(coordinator_url)
+        self._client = LmcacheClient(coordinator_url, heard)
         self._upstream_url = upstream_url
         self._chunk_size = chunk_size
         self._l2_pins = l2_pins

@@ -14,6 +14,9 @@ import httpx
 TAIL_BYTES = 3000
 POLL_SECONDS = 0.2
 STOP_SECONDS = 20.0
+DYING_POLL_SECONDS = 0.01
+DYING_SECONDS = 10.0
+"""Longest wait for what was ended by SIGKILL: only the kernel can keep it then."""
 
 SHARED_MEMORY = Path("/dev/shm")
 SEGMENT_PREFIX = "lmcache_kv_"
@@ -36,7 +39,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def session_members(session: int) -> list[int]:
-    """Process ids of a session; empty where there is no /proc to tell."""
+    """Process ids of a session that still run; empty where there is no /proc to tell."""
     members = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -44,9 +47,17 @@ def session_members(session: int) -> list[int]:
             fields = entry.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(fields[3]) == session:
+        if int(fields[3]) == session and fields[0] not in "ZX":
             members.append(int(entry.parent.name))
     return members
+
+
+async def _until_none_runs(session: int) -> None:
+    """The leader is reaped before its children have died, and who starts it again must not meet them."""
+    for _ in range(int(DYING_SECONDS / DYING_POLL_SECONDS)):
+        if not session_members(session):
+            return
+        await asyncio.sleep(DYING_POLL_SECONDS)
 
 
 def _unlink_segments(pids: Sequence[int]) -> None:
@@ -131,6 +142,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         await asyncio.to_thread(child.wait)
+        await _until_none_runs(child.pid)
         _unlink_segments(members)
 
     async def _end(self, child: "subprocess.Popen[bytes]") -> None:
@@ -146,6 +158,7 @@ class Process:
             # The leader ended; what it left of its group gets no second chance.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
+            await _until_none_runs(child.pid)
             return
 
     def tail(self) -> str:

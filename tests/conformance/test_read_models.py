@@ -23,7 +23,14 @@ from lifecycle.tracker import Tracker
 from tests.conformance.read_model_lives import RandomLife, expected_rows
 from tests.conformance.read_model_rows import rows_at, until_rows
 from tests.lifecycle.lives import ManualClock
-from tests.lifecycle.store.following import LOG_ID, complaint, follower_of, reached, running
+from tests.lifecycle.store.following import (
+    LOG_ID,
+    complaint,
+    follower_of,
+    marked_stale,
+    reached,
+    running,
+)
 from tests.lifecycle.store.postgres_process import PostgresProcess, new_shared_database
 from tests.lifecycle.store.redis_process import place_in_shared_redis
 
@@ -179,8 +186,7 @@ async def test_an_event_of_a_newer_version_is_waited_for_and_not_passed_over(
     models = await ReadModels.open(url)
     async with running(follower_of(followed.log, url, followed.feed())) as follower:
         assert "'new_one.v9'" in await complaint(follower, "stale")
-        status = await models.status()
-        assert status is not None
+        status = await marked_stale(models)
         assert "'new_one.v9' cannot be decoded" in status.stale
         assert status.position == placed.position - 1
         assert await rows_at(url) == expected_rows(events[: placed.position - 1])

@@ -23,11 +23,11 @@ from engine_bridge.drivers.lmcache_keys import ObjectKey
 from engine_bridge.pin_holder import PinHolder
 from engine_bridge.stack.engine_stack import EngineStack
 from engine_bridge.stack.processes import Process, free_ports
-from lifecycle.core.events import ChunksConfirmed, ChunksGone, OperationApplied
+from lifecycle.core.events import ChunksConfirmed, ChunksGone, DirectiveSettled, OperationApplied
 from lifecycle.core.ids import split_keys
 from lifecycle.projections.contexts import Contexts
 from lifecycle.store.opening import open_log
-from lifecycle.vocabulary import Tier
+from lifecycle.vocabulary import DirectiveOutcome, Tier
 from proxy.config import Config, Listener
 from tests.e2e.agent import (
     BOTH,
@@ -52,7 +52,9 @@ MAX_TURNS = 300
 """Bound of what one agent says in one test."""
 
 THINKS_SECONDS = 0.3
-NUM_LOOKS = int(1.5 * SECONDS / PAUSE_SECONDS)
+NUM_LOOKS = int(4 * SECONDS / PAUSE_SECONDS)
+"""What could not be deleted is tried again after half a minute, more than once where a server was away."""
+
 
 KEEPS_NOTHING = {"kv_transfer_params": {"lmcache.max_offload_tokens": 0}}
 
@@ -208,8 +210,12 @@ def explained(world: World, keys: list[bytes]) -> str:
     unmapped = contexts.index.unmapped_contexts(world.namespace)
     untracked = contexts.index.last_untracked_ns(world.namespace)
     outcomes = Counter(str(each) for each in world.outcomes(keys).values())
+    failures = Counter(
+        e.result.reason for e in world.events(DirectiveSettled) if e.result.outcome is DirectiveOutcome.FAILED
+    )
     lost = len(set(keys) & {k for e in world.events(ChunksGone) for k in split_keys(e.keys)})
-    return f"{books}, unmapped {unmapped}, untracked {untracked}, outcomes {outcomes}, {lost} called gone"
+    asked = f"outcomes {outcomes} because of {failures}"
+    return f"{books}, unmapped {unmapped}, untracked {untracked}, {asked}, {lost} called gone"
 
 
 async def found_again(world: World, agent: Agent) -> None:

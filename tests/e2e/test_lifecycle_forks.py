@@ -5,6 +5,9 @@ import pytest
 from lifecycle.core.events import ContextCreated
 from tests.e2e.agent import BOTH, NOWHERE, Agent, World, prose
 
+LONG_ANSWER = 1500
+"""Tokens of an answer that is still being written when an operation was answered, on any machine."""
+
 
 async def a_parent(world: World) -> tuple[Agent, list[bytes], list[bytes]]:
     """An agent after three turns, the chunks inside its first two messages, and all it stored."""
@@ -78,7 +81,7 @@ async def test_a_fork_during_the_parents_call_takes_its_last_closed_list(world: 
     closed = list(parent.messages[:-1])
     child = parent.fork()
     parent.messages.append({"role": "user", "content": prose(40)})
-    async with parent.streaming(300, {"ignore_eos": True, "min_tokens": 300}):
+    async with parent.streaming(LONG_ANSWER, {"ignore_eos": True, "min_tokens": LONG_ANSWER}):
         await child.ops({"op": "fork", "parent": parent.ctx})
         state = world.state(parent.ctx)
         assert state is not None

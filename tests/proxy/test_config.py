@@ -9,7 +9,8 @@ import yaml
 
 from lifecycle.vocabulary import Mode
 from proxy.auth import KeyScope
-from proxy.config import Config, InvalidConfig, KeyConfig, api_key, json_schema, load_config, markdown_table
+from proxy.config import Config, InvalidConfig, KeyConfig, api_key, json_schema, markdown_table
+from proxy.config_source import load_config
 
 SAMPLE = """
 data: {host: 127.0.0.1, port: 0}

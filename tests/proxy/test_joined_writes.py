@@ -29,6 +29,9 @@ class Wire:
     def close(self) -> None:
         self.closed = True
 
+    def write_eof(self) -> None:
+        self.writes.append(b"EOF")
+
     def get_extra_info(self, name: str) -> str:
         return f"the {name}"
 
@@ -66,6 +69,10 @@ async def test_closing_writes_what_was_kept_back_and_a_closed_wire_gets_nothing(
     transport.write(HEAD)
     transport.close()
     assert (wire.writes, wire.closed) == ([HEAD], True)
+    transport, wire = joined()
+    transport.write(HEAD)
+    transport.write_eof()
+    assert wire.writes == [HEAD, b"EOF"]
     transport, wire = joined()
     transport.write(HEAD)
     wire.closed = True

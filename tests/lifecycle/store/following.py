@@ -7,7 +7,7 @@ from functools import partial
 
 from lifecycle.ports import EventLog
 from lifecycle.store.read_model_follower import Feed, ReadModelFollower
-from lifecycle.store.read_models import ReadModels
+from lifecycle.store.read_models import ReadModels, Status
 
 SECONDS = 30.0
 LOG_ID = "a log"
@@ -36,6 +36,16 @@ async def reached(follower: ReadModelFollower, position: int) -> None:
         while True:
             if follower.position >= position and not follower.problem:
                 return
+            await asyncio.sleep(0.01)
+
+
+async def marked_stale(models: ReadModels) -> Status:
+    """Wait until readers of the rows can see that they are stale; the complaint comes before the mark."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            status = await models.status()
+            if status is not None and status.stale:
+                return status
             await asyncio.sleep(0.01)
 
 
