@@ -10,7 +10,7 @@ TRACE ?= ../shared/data/traces/weka_claude_code_a.jsonl.gz
 SCRIPT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test e2e corpus conformance check fmt golden bench docs clean
+.PHONY: help run demo test e2e corpus conformance check fmt golden bench peers docs clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,17 +71,24 @@ fmt: $(STAMP) ## format and fix
 golden: $(STAMP) ## rewrite the golden files; review their diff
 	$(PY) -m tests.golden
 
-bench: $(STAMP) .engine/npm/.fetched ## the tables of docs/performance.md
+bench: $(STAMP) .engine/npm/.fetched peers ## the tables of docs/performance.md
 	$(PY) -m bench.mapping
 	$(PY) -m bench.event_log
 	$(PY) -m bench.index
 	$(PY) -m bench.restart
 	$(PY) -m bench.embedded_engine
 	$(PY) -m bench.observing
-	$(PY) -m bench.added_latency
+	$(PY) -m bench.proxy
+
+peers: .peers/.installed ## the other proxies that `make bench` measures beside ours, in an environment of their own
+
+.peers/.installed: constraints/peers.txt
+	$(PYTHON) -m venv .peers/venv
+	.peers/venv/bin/python -m pip install --quiet --disable-pip-version-check -r constraints/peers.txt
+	@touch $@
 
 docs: $(STAMP) ## regenerate docs/configuration.md and kvtether.schema.json
 	$(PY) -m proxy.documentation
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .conformance .engine .run
+	rm -rf $(VENV) .conformance .engine .peers .run

@@ -7,10 +7,9 @@ observations wait in memory in their order, and `degraded` says so: as long as i
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from itertools import dropwhile
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -18,22 +17,20 @@ import structlog
 
 from lifecycle.core.decide import decide, open_context
 from lifecycle.core.events import Event, NamespaceEvent, RecordedEvent, UntrackedForwarded
-from lifecycle.core.ids import ContextKey, Namespace, context_stream, split_keys
+from lifecycle.core.ids import ContextKey, Namespace, context_stream
 from lifecycle.core.leases import next_deadline_ns
 from lifecycle.core.observations import (
     CallArrival,
-    CallEnding,
     CloseRequested,
     ContextOpened,
     Observation,
     Tick,
 )
-from lifecycle.core.state import ContextState, chain, holder_tips
+from lifecycle.core.state import ContextState
 from lifecycle.errors import CorruptLog, LogUnavailable, UnknownContext, VersionConflict
 from lifecycle.ports import Clock, EventLog, SnapshotStore
 from lifecycle.projections.contexts import RETENTION_SECONDS, Contexts
 from lifecycle.snapshots import Manifest, newest_usable
-from lifecycle.vocabulary import CallEnd
 
 log = structlog.get_logger(__name__)
 
@@ -46,9 +43,6 @@ tell its callers in another order. After that the missing one is read from the l
 
 CONTEXTS_PER_TURN = 200
 """Contexts whose deadlines are looked at before calls get their turn: about a millisecond."""
-
-CUT_OFF_NS = 30 * 10**9
-"""How long before the end of a process calls may have ended whose chunks were not proven yet."""
 
 UNTRACKED_INTERVAL_NS = 60 * 10**9
 
@@ -88,6 +82,10 @@ class Tracker:
         self._landed: dict[int, Sequence[RecordedEvent]] = {}
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
+        self.num_opening = 0
+        """Contexts that wait for the log to begin."""
+        self._doubtful: dict[str, tuple[Observation, int, Sequence[Event]]] = {}
+        """By stream: the last append of which nobody knows whether it was recorded."""
         self._unread = True
         self.read = asyncio.Event()
         """Set when the books tell what the log tells."""
@@ -110,7 +108,7 @@ class Tracker:
     @property
     def num_waiting(self) -> int:
         """Observations that wait for the log."""
-        return len(self._waiting) + len(self._untracked)
+        return len(self._waiting) + len(self._untracked) + self.num_opening
 
     @property
     def oldest_waiting_ns(self) -> int:
@@ -149,60 +147,28 @@ class Tracker:
             finally:
                 self._applying.set()
 
-    def callers(self) -> frozenset[str]:
-        """Names of the processes that have calls in flight, by the books."""
-        return frozenset(f.proxy for state in self.contexts.states.values() for f in state.flights)
-
-    async def end_orphans(self, gone: Collection[str]) -> None:
-        """End the calls that were under way when the processes `gone` ended: nobody else will.
-
-        A call in flight holds what it computes with, and one whose tokens are not known yet holds reclaim
-        back.
-        """
-        self.cut_off += [run for run in self._cut_off() if run not in self.cut_off]
-        for uid, state in list(self.contexts.states.items()):
-            for flight in state.flights:
-                if flight.proxy not in gone:
-                    continue
-                ending = CallEnding(
-                    at_ns=self.clock.now_ns(),
-                    call_id=flight.call_id,
-                    attempt=flight.attempt,
-                    end=CallEnd.ABORTED,
-                    detail="the proxy ended",
-                )
-                await self.observe(uid, ending)
-
-    def _cut_off(self) -> list[tuple[Namespace, bytes]]:
-        """Of calls in flight, and of contexts used shortly before the end."""
-        states = self.contexts.states.values()
-        since_ns = max((s.active_ns for s in states), default=0) - CUT_OFF_NS
-        found = []
-        for state in states:
-            if not state.flights and state.active_ns < since_ns:
-                continue
-            for tip in dict.fromkeys(holder_tips(state)):
-                keys = split_keys(chain(state.versions, tip))
-                unproven = set(self.contexts.index.unproven(state.namespace, b"".join(keys)))
-                behind = dropwhile(unproven.__contains__, keys)
-                run = b"".join(key for key in behind if key in unproven)
-                if run:
-                    found.append((state.namespace, run))
-        return found
-
     async def open(self, observation: ContextOpened, parent: ContextKey | None) -> ContextState:
         """Begin a context, or answer the one that is there. Raises `LogUnavailable`."""
         key = ContextKey(observation.tenant, observation.context_id)
         async with self._lock(f"name {key}"):
-            known = self.contexts.find(key, observation.namespace)
-            if known is None and self.shared:
-                await self.catch_up()
+            stream = context_stream(observation.uid)
+            for _ in range(NUM_CONFLICTS_BORNE):
                 known = self.contexts.find(key, observation.namespace)
-            if known is not None:
-                return known
-            parent_state = self.contexts.find(parent, observation.namespace) if parent else None
-            events = open_context(observation, parent_state)
-            await self._append(context_stream(observation.uid), events)
+                if known is None and self.shared:
+                    await self.catch_up()
+                    known = self.contexts.find(key, observation.namespace)
+                if known is not None:
+                    return known
+                parent_state = self.contexts.find(parent, observation.namespace) if parent else None
+                try:
+                    await self._append_once(stream, open_context(observation, parent_state))
+                except VersionConflict:
+                    # It may be there already: an append whose answer was lost, and which is made again.
+                    await self.catch_up()
+                else:
+                    break
+            else:
+                raise LogUnavailable(f"stream {stream!r} is written by somebody else all the time")
             named = self.contexts.find(key, observation.namespace)
         if named is None or named.uid == observation.uid:
             return self.contexts.states[observation.uid]
@@ -259,6 +225,7 @@ class Tracker:
                 except Exception as error:
                     log.exception("an observation that waited is dropped", uid=uid)
                     self._give_up_on(uid, f"an observation was dropped: {type(error).__name__}")
+                self._doubtful.pop(context_stream(uid), None)
                 self._waiting.popleft()
         await self._record_untracked()
 
@@ -296,17 +263,42 @@ class Tracker:
     async def _decide_and_append(self, uid: str, observation: Observation) -> Sequence[RecordedEvent]:
         stream = context_stream(uid)
         for _ in range(NUM_CONFLICTS_BORNE):
+            if (landed := await self._landed_after_all(stream, observation)) is not None:
+                return landed
             state = self.contexts.states.get(uid)
             if state is None:
                 raise UnknownContext(uid)
             events = decide(state, observation)
             if not events:
                 return ()
+            version = self.contexts.version_of(stream)
             try:
                 return await self._append_once(stream, events)
             except VersionConflict:
                 await self.catch_up()
+            except LogUnavailable:
+                self._doubtful[stream] = (observation, version, events)
+                raise
         raise LogUnavailable(f"stream {stream!r} is written by somebody else all the time")
+
+    async def _landed_after_all(
+        self, stream: str, observation: Observation
+    ) -> Sequence[RecordedEvent] | None:
+        """What an append recorded whose answer was lost; None if it recorded nothing.
+
+        Deciding anew would make another attempt of the same call.
+        """
+        doubtful = self._doubtful.get(stream)
+        if doubtful is None or doubtful[0] is not observation:
+            return None
+        _, version, events = doubtful
+        found = [r async for r in self._log.read_stream(stream, version)][: len(events)]
+        if [r.event for r in found] != list(events):
+            return None
+        await self.catch_up()
+        del self._doubtful[stream]
+        _tell(self.own_listeners, found)
+        return found
 
     async def _append(self, stream: str, events: Sequence[Event]) -> None:
         for _ in range(NUM_CONFLICTS_BORNE):

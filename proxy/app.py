@@ -13,6 +13,7 @@ import uvicorn
 from lifecycle.ports import CacheControl
 from lifecycle.store.opening import open_log
 from proxy.admin_api import AdminGuard, create_admin_app
+from proxy.collector import spare_collector
 from proxy.config import Config, InvalidConfig, Listener
 from proxy.config_reload import ConfigReload, Reloadable
 from proxy.config_source import ConfigSource
@@ -146,6 +147,7 @@ async def serve_until_signalled(config: Config, source: ConfigSource | None = No
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, told.put_nowait, number)
     async with serving(config, source=source) as up:
+        spare_collector()
         reload_on_hangup(up)
         log.info(
             "serving", data=up.data_url, admin=up.admin_url, upstream=config.upstream.url, mode=config.mode

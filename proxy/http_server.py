@@ -19,6 +19,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.errors import InvalidRequest
+from proxy.joined_writes import JoinedWrites
 from proxy.problems import openai_error
 from proxy.request_body import has_body
 from proxy.tunnel import HANDOVER
@@ -47,6 +48,11 @@ class HandoverProtocol(HttpToolsProtocol):
         self._deciding = True
         self._behind: bytearray | None = None
         """What came behind a WebSocket handshake: not HTTP any more, whoever gets it."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected."""
+        super().connection_made(transport)
+        self.transport = JoinedWrites(transport)  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Bytes came. They are parsed as HTTP up to a WebSocket handshake."""
@@ -110,11 +116,12 @@ class HandoverProtocol(HttpToolsProtocol):
         For uvicorn the client has hung up: it sends no more. At the end `connection_lost` must be called.
         """
         behind = bytes(self._behind or b"")
-        self.transport.set_protocol(protocol)
+        transport: asyncio.Transport = self.transport.inner  # type: ignore[attr-defined]
+        transport.set_protocol(protocol)
         self.cycle.disconnected = True
         self.cycle.message_event.set()
         self.flow.resume_reading()
-        return self.transport, behind
+        return transport, behind
 
     def _read(self, data: memoryview) -> None:
         while True:

@@ -18,6 +18,7 @@ import structlog
 from lifecycle.core.events import CallArrived, RecordedEvent
 from lifecycle.errors import CorruptLog, LifecycleError
 from lifecycle.log_keeper import LogKeeper
+from lifecycle.orphans import callers, end_orphans
 from lifecycle.ports import Ownership
 from lifecycle.tracker import Tracker
 
@@ -120,7 +121,7 @@ class Office:
             self._fresh_until = self._clock() + PATIENCE_SHARE * ownership.lease_seconds
             await self._review(self._ownership)
         else:
-            await self._tracker.end_orphans(self._tracker.callers() - {self.name})
+            await end_orphans(self._tracker, callers(self._tracker.contexts) - {self.name})
             self._take_office()
         self._joined.set()
 
@@ -223,20 +224,20 @@ class Office:
         if not self._in.is_set():
             await self._tracker.catch_up()
             await self.log_keeper.take_over()
-            await self._tracker.end_orphans(())  # nobody, but what the last owner did not prove any more
+            await end_orphans(self._tracker, ())  # nobody, but what the last owner did not prove any more
             self._take_office()
             log.info("this proxy owns the event log", proxy=self.name)
         await self._end_calls_of_the_gone(ownership)
 
     async def _end_calls_of_the_gone(self, ownership: Ownership) -> None:
         now = self._clock()
-        silent = await ownership.silent((self._tracker.callers() | self._heard_of) - {self.name})
+        silent = await ownership.silent((callers(self._tracker.contexts) | self._heard_of) - {self.name})
         self._silent_since = {name: self._silent_since.get(name, now) for name in silent}
         patience = PATIENCE_SHARE * ownership.lease_seconds
         gone = {name for name, since in self._silent_since.items() if now - since >= patience}
         if gone:
             log.info("proxies are gone: whatever calls they left behind are ended", proxies=sorted(gone))
-            await self._tracker.end_orphans(gone)
+            await end_orphans(self._tracker, gone)
             self._heard_of -= gone
 
     def _heard(self, batch: Sequence[RecordedEvent]) -> None:

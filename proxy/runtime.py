@@ -29,6 +29,7 @@ from proxy.declarations import Declarations
 from proxy.drain import Drain
 from proxy.followed_call import MessageHasher
 from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
+from proxy.forgetting import Forgetting
 from proxy.hold_watch import HoldWatch
 from proxy.key_watch import KeyWatch, refuse_strangers
 from proxy.limits import Limits, limits_by_tenant
@@ -148,6 +149,7 @@ class Runtime:
             self.limits,
             config.plan_wait_seconds,
         )
+        self.tracker.listeners.append(Forgetting(self.tracker, self.models).heard)
         self.placement = PlacementWatch(self.tracker, self.cache)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))

@@ -27,6 +27,7 @@ from lifecycle.core.observations import (
 from lifecycle.core.plan import plan_admission
 from lifecycle.core.state import ContextState
 from lifecycle.errors import LifecycleError
+from lifecycle.openings import open_for_call
 from lifecycle.ports import IdSource
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
@@ -190,7 +191,8 @@ class Tracking:
         if known is not None:
             return known
         parent = ContextKey(request.tenant, identity.parent) if identity.parent else None
-        state = await self.tracker.open(
+        state = await open_for_call(
+            self.tracker,
             ContextOpened(
                 at_ns=self.tracker.clock.now_ns(),
                 uid=request.uid,

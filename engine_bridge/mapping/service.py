@@ -7,6 +7,8 @@ from array import array
 from collections import OrderedDict
 from typing import TypeAlias
 
+import msgspec
+
 from engine_bridge.errors import Unmappable
 from engine_bridge.mapping.anthropic import MessagesPrompt
 from engine_bridge.mapping.mapper import ChatMapper, MappingState
@@ -14,6 +16,7 @@ from engine_bridge.mapping.plain import PlainPrompt
 from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.ranges import MappedPrompt
 from engine_bridge.mapping.responses import ResponsesPrompt
+from engine_bridge.mapping.template import Rendering, RenderInput, compiled
 from engine_bridge.mapping.workers import RenderWorkers
 
 INLINE_CHARS = 16_384
@@ -25,6 +28,11 @@ minutes, for a prompt that the engine has refused long before."""
 
 INLINE_MESSAGES = 64
 """Messages that are normalised or rendered again on the event loop."""
+
+INLINE_WHOLE_MESSAGES = 32
+INLINE_WHOLE_BYTES = 8_192
+"""Prompts, their tools included, that are rendered whole on the event loop: a millisecond or less. A process
+costs three times that, in switches and pickling."""
 
 
 Prompt: TypeAlias = ChatPrompt | PlainPrompt | MessagesPrompt | ResponsesPrompt
@@ -55,6 +63,8 @@ class MappingService:
         self._contexts: OrderedDict[str, _Context] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._total = 0
+        self._proven: set[str] = set()
+        """Templates that a process has rendered: one that never ends must not do so on the event loop."""
 
     async def map(self, state_key: str, prompt: Prompt) -> MappedPrompt:
         """Tokens, ranges and keys of the next prompt of a context. Raises `Unmappable`."""
@@ -93,12 +103,19 @@ class MappingService:
             prepared = mapper.prepare(prompt, state)
         rendering = mapper.resume(prepared, state, INLINE_MESSAGES)
         if rendering is None:
-            rendering = await self._workers.render(prepared.facts.source, prepared.given)
+            rendering = await self._whole(prepared.facts.source, prepared.given)
         num_chars = mapper.chars_to_encode(rendering, state)
         _refuse_too_long(num_chars)
         if num_chars > INLINE_CHARS:
             return await asyncio.to_thread(mapper.finish, prepared, rendering, state)
         return mapper.finish(prepared, rendering, state)
+
+    async def _whole(self, source: str, given: RenderInput) -> Rendering:
+        if source in self._proven and _is_short(given):
+            return compiled(source).render_whole(given)
+        rendering = await self._workers.render(source, given)
+        self._proven.add(source)
+        return rendering
 
     def token_ids(self, state_key: str) -> array[int] | None:
         """Ids of the context's last prompt; None while it is being mapped, or when it is not known."""
@@ -143,6 +160,10 @@ class MappingService:
         size = context.state.size_bytes
         self._total += size - self._sizes.get(state_key, 0)
         self._sizes[state_key] = size
+        if self._total > self._budget:
+            self._shrink()
+
+    def _shrink(self) -> None:
         for key in list(self._contexts):
             if self._total <= self._budget:
                 break
@@ -153,3 +174,12 @@ class MappingService:
 def _refuse_too_long(num_chars: int) -> None:
     if num_chars > MAX_CHARS:
         raise Unmappable(f"{num_chars} new characters are more than any model's context holds")
+
+
+def _is_short(given: RenderInput) -> bool:
+    if len(given.conversation) > INLINE_WHOLE_MESSAGES:
+        return False
+    try:
+        return len(msgspec.json.encode([given.conversation, given.tools])) <= INLINE_WHOLE_BYTES
+    except (TypeError, ValueError, RecursionError):
+        return False

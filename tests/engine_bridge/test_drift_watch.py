@@ -13,6 +13,7 @@ from engine_bridge.placement_watch import PlacementWatch
 from lifecycle.core.directives import Reclaim
 from lifecycle.core.events import ChunksGone
 from lifecycle.core.ids import Namespace, split_keys
+from lifecycle.orphans import callers, end_orphans
 from lifecycle.ports import Presence
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.store.memory import MemoryEventLog
@@ -199,7 +200,7 @@ async def cut_off(it: Scene, words: str, more: str) -> Tracker:
     it.cache.store(chain_of(more))
     again = Tracker(it.log, it.clock)
     await again.start()
-    await again.end_orphans(again.callers())
+    await end_orphans(again, callers(again.contexts))
     return again
 
 
@@ -249,7 +250,7 @@ async def test_what_may_have_been_there_before_us_or_be_somebodys_is_not_claimed
         it.cache.store(chain_of("s1 u1"))
         again = Tracker(it.log, it.clock)
         await again.start()
-        await again.end_orphans(again.callers())
+        await end_orphans(again, callers(again.contexts))
         await watching(it, again, found).look()
         assert found == [], "nothing before it is known to be ours"
         assert again.cut_off == []

@@ -17,6 +17,7 @@ from lifecycle.core.observations import (
 from lifecycle.core.state import ContextState
 from lifecycle.ports import EventLog
 from lifecycle.projections.contexts import Contexts
+from lifecycle.store.memory import MemoryEventLog
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, IdentityRung, Tier
 from tests.lifecycle.core.story import NAMESPACE, NOW, SECOND, fact, keys_of, mapping_of, prompt_tokens
@@ -200,3 +201,34 @@ class GatedLog:
 
     async def close(self) -> None:
         await self.inner.close()
+
+
+class AnswerLost(GatedLog):
+    """Appends land, and `away` is all that is heard of them."""
+
+    async def append(
+        self, stream: str, events: Sequence[Event], expected_version: int
+    ) -> Sequence[RecordedEvent]:
+        recorded = await self.inner.append(stream, events, expected_version)
+        if self.away is not None:
+            self.waiting.set()
+            raise self.away
+        return recorded
+
+
+def opened_at(clock: ManualClock, uid: str) -> ContextOpened:
+    return ContextOpened(
+        at_ns=clock.now_ns(),
+        uid=uid,
+        tenant="t",
+        context_id=uid,
+        namespace=NAMESPACE,
+        rung=IdentityRung.EXPLICIT,
+    )
+
+
+async def started(log: object = None) -> tuple[Tracker, ManualClock]:
+    clock = ManualClock()
+    tracker = Tracker(log if log is not None else MemoryEventLog(), clock)  # type: ignore[arg-type]
+    await tracker.start()
+    return tracker, clock

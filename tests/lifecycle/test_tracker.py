@@ -10,25 +10,24 @@ import pytest
 
 from lifecycle.core.events import CallArrived, RecordedEvent, UntrackedForwarded
 from lifecycle.core.observations import CallMapping
-from lifecycle.core.state import list_path
 from lifecycle.errors import InvalidObservation, LogUnavailable, UnknownContext
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.store.sql import SqlEventLog
-from lifecycle.tracker import MAX_WAITING, Tracker
+from lifecycle.tracker import MAX_WAITING
 from lifecycle.vocabulary import CallEnd
 from tests.lifecycle.core.story import NAMESPACE, mapping_of
-from tests.lifecycle.lives import Agent, GatedLog, ManualClock, books, replayed
+from tests.lifecycle.lives import (
+    Agent,
+    AnswerLost,
+    GatedLog,
+    books,
+    replayed,
+    started,
+)
 from tests.lifecycle.store.faulty_event_log import FaultyEventLog
 
 LISTS = ["u1", "u1 a1 u2", "u1 a1 u3", "u1 a1 u2 a2 t1", "s1 u1", "u9"]
 HOW = [CallEnd.COMPLETED, CallEnd.COMPLETED, CallEnd.ABORTED, CallEnd.FAILED]
-
-
-async def started(log: object = None) -> tuple[Tracker, ManualClock]:
-    clock = ManualClock()
-    tracker = Tracker(log if log is not None else MemoryEventLog(), clock)  # type: ignore[arg-type]
-    await tracker.start()
-    return tracker, clock
 
 
 async def test_nothing_is_true_before_the_append_returned() -> None:
@@ -116,26 +115,21 @@ async def test_observations_wait_for_the_log_in_order_and_nothing_is_reclaimed_m
     assert books(tracker.contexts) == books(await replayed(log))
 
 
-async def test_calls_that_a_dead_process_left_in_flight_end_with_the_next_one() -> None:
-    log = MemoryEventLog()
+async def test_an_arrival_whose_append_landed_unheard_is_no_second_attempt() -> None:
+    log = AnswerLost(MemoryEventLog())
     tracker, _ = await started(log)
     agent = Agent(tracker, "a")
     await agent.open()
-    await agent.arrive("u1", "mapped")
-    await agent.map("u1", "mapped")
-    await agent.first("mapped")
-    await agent.arrive("u1 a1 u2", "unknown")
-    again, _ = await started(log)
-    assert len(again.contexts.states["a"].flights) == 2
-    assert again.contexts.index.oldest_unknown_ns(agent.namespace) is not None
-    await again.end_orphans(again.callers())
-    state = again.contexts.states["a"]
-    assert state.flights == ()
-    assert again.contexts.index.oldest_unknown_ns(agent.namespace) is None
-    current = state.current_branch()
-    assert current is not None
-    assert len(list_path(state, current.tip)) == 1, "what was computed is still the context's list"
-    assert books(again.contexts) == books(await replayed(log))
+    log.away = LogUnavailable("the answer was lost")
+    assert not await agent.arrive("u1")
+    assert not await agent.end()
+    log.away = None
+    await tracker.retry_waiting()
+    assert not tracker.degraded
+    arrived = [r.event async for r in log.read_all() if isinstance(r.event, CallArrived)]
+    assert [event.attempt for event in arrived] == [1]
+    assert not agent.state.flights
+    assert books(tracker.contexts) == books(await replayed(log))
 
 
 async def test_a_lost_answer_of_the_log_is_found_again() -> None:

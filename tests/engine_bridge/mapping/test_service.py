@@ -132,3 +132,28 @@ async def test_plain_prompts_and_messages_requests_are_mapped_like_the_mapper_ma
     mapped, alone = await service.map("c", prompt), mapper.map_converted(prompt)
     assert (mapped.token_ids, mapped.message_ends) == (alone.token_ids, alone.message_ends)
     assert service.token_ids("c") == mapped.token_ids
+
+
+class CountedWorkers(RenderWorkers):
+    def __init__(self):
+        super().__init__()
+        self.num_renders = 0
+
+    async def render(self, source, given):
+        self.num_renders += 1
+        return await super().render(source, given)
+
+
+async def test_short_prompts_need_no_process_once_the_template_has_come_to_its_end_in_one(mapper):
+    workers = CountedWorkers()
+    service = MappingService(mapper, workers)
+    try:
+        for seed in range(4):
+            prompt = prompts(seed, 1)[0]
+            assert comparable(await service.map(f"c{seed}", prompt)) == comparable(mapper.map(prompt))
+        assert workers.num_renders == 1
+        long = ChatPrompt(messages=[{"role": "user", "content": "word " * 5_000}])
+        assert comparable(await service.map("long", long)) == comparable(mapper.map(long))
+        assert workers.num_renders == 2
+    finally:
+        await service.close()

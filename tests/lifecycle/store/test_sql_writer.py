@@ -27,10 +27,15 @@ async def engine(tmp_path: Path) -> Engine:
 
 @pytest.fixture
 def commits(engine: Engine) -> list[str]:
-    """Statements that end or begin a transaction, and inserts, in order."""
+    """The statements' first words, in order; the same one several times in a row once."""
     seen: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda c, cur, sql, *_: seen.append(sql.split()[0]))
-    event.listen(engine, "commit", lambda c: seen.append("COMMIT"))
+
+    def heard(statement: str) -> None:
+        word = statement.split()[0]
+        if seen[-1:] != [word]:
+            seen.append(word)
+
+    event.listen(engine, "connect", lambda connection, _: connection.set_trace_callback(heard))
     return seen
 
 

@@ -1,0 +1,1 @@
+"""Load with everything that goes wrong, for minutes, and a verdict on what it left behind."""

@@ -1,0 +1,57 @@
+"""Calls of processes that ended in the middle of them."""
+
+from collections.abc import Collection
+from itertools import dropwhile
+
+from lifecycle.core.ids import Namespace, split_keys
+from lifecycle.core.observations import CallEnding
+from lifecycle.core.state import chain, holder_tips
+from lifecycle.projections.contexts import Contexts
+from lifecycle.tracker import Tracker
+from lifecycle.vocabulary import CallEnd
+
+CUT_OFF_NS = 30 * 10**9
+"""How long before the end of a process calls may have ended whose chunks were not proven yet."""
+
+
+def callers(contexts: Contexts) -> frozenset[str]:
+    """Names of the processes that have calls in flight, by the books."""
+    return frozenset(flight.proxy for state in contexts.states.values() for flight in state.flights)
+
+
+async def end_orphans(tracker: Tracker, gone: Collection[str]) -> None:
+    """End the calls that were under way when the processes `gone` ended: nobody else will.
+
+    A call in flight holds what it computes with, and one whose tokens are not known yet holds reclaim back.
+    """
+    tracker.cut_off += [run for run in _cut_off(tracker.contexts) if run not in tracker.cut_off]
+    for uid, state in list(tracker.contexts.states.items()):
+        for flight in state.flights:
+            if flight.proxy not in gone:
+                continue
+            ending = CallEnding(
+                at_ns=tracker.clock.now_ns(),
+                call_id=flight.call_id,
+                attempt=flight.attempt,
+                end=CallEnd.ABORTED,
+                detail="the proxy ended",
+            )
+            await tracker.observe(uid, ending)
+
+
+def _cut_off(contexts: Contexts) -> list[tuple[Namespace, bytes]]:
+    """Of calls in flight, and of contexts used shortly before the end."""
+    states = contexts.states.values()
+    since_ns = max((s.active_ns for s in states), default=0) - CUT_OFF_NS
+    found = []
+    for state in states:
+        if not state.flights and state.active_ns < since_ns:
+            continue
+        for tip in dict.fromkeys(holder_tips(state)):
+            keys = split_keys(chain(state.versions, tip))
+            unproven = set(contexts.index.unproven(state.namespace, b"".join(keys)))
+            behind = dropwhile(unproven.__contains__, keys)
+            run = b"".join(key for key in behind if key in unproven)
+            if run:
+                found.append((state.namespace, run))
+    return found
