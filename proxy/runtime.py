@@ -3,15 +3,13 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
 
-from engine_bridge.cache_events import EventSubscriber
 from engine_bridge.call_blocks import CallBlocks
 from engine_bridge.drift_watch import DriftWatch
-from engine_bridge.mapping.model_profile import ModelProfile
 from engine_bridge.placement_watch import PlacementWatch
 from engine_bridge.verifier import Verifier
 from lifecycle.core.ids import Namespace
@@ -28,6 +26,8 @@ from proxy.cache_driver import cache_driver
 from proxy.chat_request import MessageHasher
 from proxy.config import Config, api_key
 from proxy.declarations import Declarations
+from proxy.engine_reach import EngineReach
+from proxy.event_reading import EventReading
 from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
 from proxy.hold_watch import HoldWatch
 from proxy.key_watch import KeyWatch, refuse_strangers
@@ -35,15 +35,6 @@ from proxy.limits import Limits, limits_by_tenant
 from proxy.lineage import LineageIndex
 from proxy.mailbox import Mailboxes
 from proxy.metrics import Metrics
-from proxy.models import (
-    EngineUnreached,
-    MappedModel,
-    ask_engine,
-    load_profile,
-    map_models,
-    not_reached,
-    plain_ids,
-)
 from proxy.modes import Modes
 from proxy.pin_keeper import PinKeeper
 from proxy.read_models import ReadModelLoop
@@ -55,15 +46,8 @@ from proxy.upstream import PooledUpstream, UpstreamTarget, UpstreamTimeouts
 
 log = structlog.get_logger(__name__)
 
-DEFAULT_CHUNK_TOKENS = 256
-
 TICK_SECONDS = 1.0
 SETTLE_SECONDS = 10.0
-ASK_AGAIN_SECONDS = 3.0
-"""Pause between attempts to reach the engine and to pass the self-test: both may start after us."""
-
-MAX_ASK_AGAIN_SECONDS = 60.0
-"""Longest pause: each self-test that fails makes the next one rarer, for it costs the engine two calls."""
 
 
 class Runtime:
@@ -94,8 +78,10 @@ class Runtime:
                 config.upstream.idle_seconds,
             ),
         )
-        self._profiles: dict[str, ModelProfile] = {}
-        self.cache = cache or cache_driver(config, self._tokenize if config.models else None)
+        self.reach = EngineReach(config, self.modes)
+        self.prepared, self.models = self.reach.prepared, self.reach.models
+        self.cache = cache or cache_driver(config, self.reach.tokenize if config.models else None)
+        self.reach.cache = self.cache
         self.blocks = CallBlocks()
         self.tracker = Tracker(
             self.event_log, self.clock, config.retention_hours * 3600, config.keep_recurring_seconds
@@ -113,9 +99,6 @@ class Runtime:
         )
         self.tasks = tasks
         self.mailboxes = Mailboxes(tasks)
-        self.prepared = asyncio.Event()
-        """Set when the engine was reached, the self-test has run, and models are mapped or never can be."""
-        self.models = {m.name: not_reached(m.name, self.prepared) for m in config.models}
         self.declarations = Declarations(
             self.tracker,
             self.mailboxes,
@@ -141,6 +124,7 @@ class Runtime:
             config.plan_wait_seconds,
         )
         self.placement = PlacementWatch(self.tracker, self.cache)
+        self.event_reading = EventReading(config, self.blocks, self.placement)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))
         self.metrics.show_log(self.log_keeper)
@@ -165,7 +149,6 @@ class Runtime:
             self.models,
             self.holds.save,
         )
-        self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
         self.following = Following(
             config.log_url, opener, self.event_log, self.log_keeper, self.hasher, self.holds, self.modes
         )
@@ -181,6 +164,11 @@ class Runtime:
         )
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
+
+    @property
+    def self_test(self) -> SelfTest:
+        """What the last self-test found."""
+        return self.reach.self_test
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -234,63 +222,6 @@ class Runtime:
 
     # -- loops --------------------------------------------------------------------------------------------
 
-    async def reach_engine(self) -> None:
-        """Ask engine and cache until both told what we must know, then prove it; again while it fails."""
-        pause = ASK_AGAIN_SECONDS
-        while True:
-            with suppress(EngineUnreached):
-                await self._prepare()
-                proven = self.self_test.ok or not self.cache.capabilities.level
-                if proven and not self.modes.observe_only:
-                    return
-                pause = min(2 * pause, MAX_ASK_AGAIN_SECONDS)
-            await asyncio.sleep(pause)
-
-    async def _prepare(self) -> None:
-        key = os.environ.get(self.config.upstream.api_key_env, "")
-        url, authorization = self.config.upstream.url, f"Bearer {key}" if key else ""
-        engine = await ask_engine(url, authorization)
-        if not self._profiles:
-            for model in self.config.models:
-                loaded = await asyncio.to_thread(load_profile, model, engine)
-                self.models.pop(model.name, None)
-                if isinstance(loaded, MappedModel):
-                    self.models[loaded.name] = loaded
-                else:
-                    self._profiles[loaded.name] = loaded
-                    self.models[loaded.name] = not_reached(loaded.name, self.prepared, loaded.fingerprint)
-        self.self_test = await self.cache.self_test()
-        for problem in self.self_test.problems:
-            log.warning("self-test", problem=problem)
-        chunk_tokens = self.config.cache.chunk_size or self.self_test.chunk_size
-        if not chunk_tokens and self.cache.capabilities.level:
-            return
-        chunk_tokens = chunk_tokens or DEFAULT_CHUNK_TOKENS
-        workers = self.config.mapping_workers
-        await map_models(self.models, self._profiles, engine, chunk_tokens, workers, url, authorization)
-        self.modes.observe_only = {m.name for m in self.models.values() if m.service and m.reason}
-        self.prepared.set()
-
-    def _tokenize(self, text: str) -> Sequence[int] | None:
-        """Our side of the parity check, by the first model; None without a tokenizer of our own."""
-        profile = next(iter(self._profiles.values()), None)
-        return plain_ids(profile, text) if profile is not None else None
-
-    async def follow_events(self) -> None:
-        """Read the engine's KV events, for ever."""
-        endpoint = self.config.cache.events_endpoint
-        if not endpoint:
-            return
-        replay = self.config.cache.replay_endpoint or None
-        subscriber = EventSubscriber(endpoint, replay_endpoint=replay)
-        self.blocks.live = True
-        try:
-            async for batch in subscriber.batches():
-                self.blocks.take(batch)
-                self.placement.take(batch)
-        finally:
-            self.blocks.live = False
-
     async def reclaim(self) -> None:
         """Free the dead, for ever. Before the first self-test nobody knows whether they may be freed."""
         await self._able()
@@ -339,12 +270,6 @@ class Runtime:
         except TimeoutError:
             log.warning("some calls are not recorded to their end")
 
-    async def close_models(self) -> None:
-        """End the render processes."""
-        for model in self.models.values():
-            if model.service is not None:
-                await model.service.close()
-
     # -- parts --------------------------------------------------------------------------------------------
 
     def _default_namespace(self) -> Namespace | None:
@@ -371,14 +296,14 @@ async def open_runtime(
         resources.push_async_callback(runtime.log_keeper.close)
         resources.push_async_callback(runtime.cache.close)
         resources.push_async_callback(runtime.upstream.close)
-        resources.push_async_callback(runtime.close_models)
+        resources.push_async_callback(runtime.reach.close)
         stack.push_async_callback(runtime.settled)
         if not await runtime.following.begin():
             tasks.keep(runtime.following.keep_trying)
         for loop in (
             runtime.keys.run,
-            runtime.reach_engine,
-            runtime.follow_events,
+            runtime.reach.run,
+            runtime.event_reading.run,
             runtime.keep_time,
             runtime.reclaim,
             runtime.keep_pins,
