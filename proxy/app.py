@@ -42,7 +42,8 @@ def create_data_app(runtime: Runtime) -> DataApp:
     """The data listener's application."""
     config = runtime.config
     return DataApp(
-        runtime.upstream,
+        runtime.backends,
+        runtime.placing,
         runtime.auth,
         runtime.tracking,
         runtime.modes,
@@ -89,7 +90,11 @@ async def serve_until_signalled(config: Config) -> None:
         loop.add_signal_handler(number, stop.set)
     async with serving(config) as up:
         log.info(
-            "serving", data=up.data_url, admin=up.admin_url, upstream=config.upstream.url, mode=config.mode
+            "serving",
+            data=up.data_url,
+            admin=up.admin_url,
+            upstream=" ".join(each.url for each in config.backends),
+            mode=config.mode,
         )
         await stop.wait()
         log.info("draining")

@@ -1,7 +1,9 @@
-"""How control begins: engine and cache are asked until both told what must be known, and proved it."""
+"""How control begins: engines and cache are asked until both told what must be known, and proved it.
+
+Of several engines one that is away does not stand in the way of the others. It is proven when it is back.
+"""
 
 import asyncio
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -9,8 +11,10 @@ import structlog
 
 from engine_bridge.mapping.model_profile import ModelProfile
 from lifecycle.ports import CacheControl, SelfTest
+from proxy.backends import Backend, Backends
 from proxy.config import Config
 from proxy.models import (
+    EngineIdentity,
     EngineUnreached,
     MappedModel,
     ask_engine,
@@ -33,38 +37,49 @@ MAX_ASK_AGAIN_SECONDS = 60.0
 
 
 class EngineReach:
-    """What the engine and the cache told: which models are mapped and how, and whether the cache may be
-    touched.
+    """What engines and cache told: which models are mapped and how, and whether the cache may be touched.
 
-    `prepared` is set when the engine was reached, the self-test has run, and models are mapped or never can
+    `prepared` is set when an engine was reached, the self-test has run, and models are mapped or never can
     be. `cache` must be set before `run`: its driver needs our tokenizer.
     """
 
-    def __init__(self, config: Config, modes: Modes) -> None:
+    def __init__(self, config: Config, backends: Backends, modes: Modes) -> None:
         self.prepared = asyncio.Event()
         self.models = {m.name: not_reached(m.name, self.prepared) for m in config.models}
         self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
         self.cache: CacheControl | None = None
+        self.warnings: tuple[str, ...] = ()
         self._config = config
+        self._backends = backends
+        self._changed = asyncio.Event()
+        backends.found.append(lambda backend: self._changed.set())
         self._modes = modes
         self._profiles: dict[str, ModelProfile] = {}
 
     async def run(self) -> None:
-        """Ask engine and cache until both told what we must know, then prove it; again while it fails."""
+        """Ask engines and cache until both told what we must know, then prove it; again while it fails.
+
+        It ends with the proof, unless there are several engines: one that comes back is proven, too.
+        """
         pause = ASK_AGAIN_SECONDS
         while True:
+            self._changed.clear()
+            proven = False
             with suppress(EngineUnreached):
-                if await self._prepare() and not self._modes.observe_only:
-                    return
-                pause = min(2 * pause, MAX_ASK_AGAIN_SECONDS)
-            await asyncio.sleep(pause)
+                proven = await self._prepare() and not self._modes.observe_only
+                pause = ASK_AGAIN_SECONDS if proven else min(2 * pause, MAX_ASK_AGAIN_SECONDS)
+            if proven and not self._backends.several:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if proven else pause):
+                    await self._changed.wait()
 
     async def _prepare(self) -> bool:
         """Ask everybody once; whether the cache is proven, or there is none. Raises `EngineUnreached`."""
         assert self.cache is not None
-        key = os.environ.get(self._config.upstream.api_key_env, "")
-        url, authorization = self._config.upstream.url, f"Bearer {key}" if key else ""
-        engine = await ask_engine(url, authorization)
+        reached, away = await self._ask_engines()
+        engine = next(iter(reached.values()))
+        served = {backend.address: identity.models for backend, identity in reached.items()}
         if not self._profiles:
             for model in self._config.models:
                 loaded = await asyncio.to_thread(load_profile, model, engine)
@@ -83,10 +98,32 @@ class EngineReach:
             return False
         chunk_tokens = chunk_tokens or DEFAULT_CHUNK_TOKENS
         workers = self._config.mapping_workers
-        await map_models(self.models, self._profiles, engine, chunk_tokens, workers, url, authorization)
+        await map_models(self.models, self._profiles, engine, chunk_tokens, workers, served)
         self._modes.observe_only = {m.name for m in self.models.values() if m.service and m.reason}
         self.prepared.set()
-        return self.self_test.ok or not controls
+        return (self.self_test.ok or not controls) and all(backend.down for backend in away)
+
+    async def _ask_engines(self) -> tuple[dict[Backend, EngineIdentity], list[Backend]]:
+        """Those that answered, and those that did not. Raises `EngineUnreached` if none did."""
+        reached: dict[Backend, EngineIdentity] = {}
+        away: dict[Backend, EngineUnreached] = {}
+        for backend in self._backends.all:
+            try:
+                reached[backend] = await ask_engine(backend.address)
+            except EngineUnreached as error:
+                away[backend] = error
+        if not reached:
+            raise next(iter(away.values()))
+        first = next(iter(reached))
+        warnings = [f"engine {b.name} is not reached: {error}" for b, error in away.items()]
+        for backend, identity in reached.items():
+            if identity.version != reached[first].version:
+                warnings.append(
+                    f"engine {backend.name} runs version {identity.version}, {first.name} runs "
+                    f"{reached[first].version}: run one version, for their tokens may differ"
+                )
+        self.warnings = tuple(warnings)
+        return reached, list(away)
 
     def tokenize(self, text: str) -> Sequence[int] | None:
         """Our side of the parity check, by the first model; None without a tokenizer of our own."""

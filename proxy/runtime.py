@@ -22,12 +22,15 @@ from lifecycle.store.opening import open_log
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Mode
 from proxy.auth import Authenticator
+from proxy.backend_health import BackendHealth
+from proxy.backend_loss import BackendLoss
+from proxy.backends import Backends
 from proxy.cache_driver import cache_driver
 from proxy.chat_request import MessageHasher
 from proxy.config import Config, api_key
 from proxy.declarations import Declarations
 from proxy.engine_reach import EngineReach
-from proxy.event_reading import EventReading
+from proxy.event_reading import EventReading, no_events
 from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
 from proxy.hold_watch import HoldWatch
 from proxy.key_watch import KeyWatch, refuse_strangers
@@ -37,12 +40,12 @@ from proxy.mailbox import Mailboxes
 from proxy.metrics import Metrics
 from proxy.modes import Modes
 from proxy.pin_keeper import PinKeeper
+from proxy.placing import Placing
 from proxy.read_models import ReadModelLoop
 from proxy.report import ReportKeeper
 from proxy.system import RandomIds, SystemClock
 from proxy.tasks import Tasks, owned_tasks
 from proxy.tracking import Tracking
-from proxy.upstream import PooledUpstream, UpstreamTarget, UpstreamTimeouts
 
 log = structlog.get_logger(__name__)
 
@@ -65,20 +68,12 @@ class Runtime:
         self.clock = SystemClock()
         self.ids = RandomIds()
         self.modes = Modes(config, lambda: self.tracker.contexts.demotions)
-        self.auth = Authenticator(
-            [api_key(k, os.environ) for k in config.api_keys], os.environ.get(config.upstream.api_key_env, "")
-        )
+        self.auth = Authenticator([api_key(k, os.environ) for k in config.api_keys])
         self.keys = KeyWatch(config, self.auth.take)
         self.hasher = MessageHasher(secrets.token_bytes(DIGEST_SECRET_BYTES))
-        self.upstream = PooledUpstream(
-            UpstreamTarget.parse(config.upstream.url),
-            UpstreamTimeouts(
-                config.upstream.connect_seconds,
-                config.upstream.first_byte_seconds,
-                config.upstream.idle_seconds,
-            ),
-        )
-        self.reach = EngineReach(config, self.modes)
+        self.backends = Backends(config)
+        self.health = BackendHealth(self.backends)
+        self.reach = EngineReach(config, self.backends, self.modes)
         self.prepared, self.models = self.reach.prepared, self.reach.models
         self.cache = cache or cache_driver(config, self.reach.tokenize if config.models else None)
         self.reach.cache = self.cache
@@ -108,6 +103,7 @@ class Runtime:
             lambda: self.cache.capabilities,
             self._default_namespace,
         )
+        self.placing = Placing(self.backends, self.tracker)
         self.tracking = Tracking(
             self.tracker,
             self.reclaimer,
@@ -121,10 +117,10 @@ class Runtime:
             self.ids,
             tasks,
             self.limits,
+            self.placing.place,
             config.plan_wait_seconds,
         )
         self.placement = PlacementWatch(self.tracker, self.cache)
-        self.event_reading = EventReading(config, self.blocks, self.placement)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))
         self.metrics.show_log(self.log_keeper)
@@ -152,6 +148,9 @@ class Runtime:
         self.following = Following(
             config.log_url, opener, self.event_log, self.log_keeper, self.hasher, self.holds, self.modes
         )
+        self.losses = BackendLoss(self.tracker, self.placement, tasks, self.following.begun)
+        self.backends.lost.append(self.losses.gone)
+        self.event_reading = EventReading(self.backends, self.blocks, self.placement, self.losses.heard)
         self.reporting = ReportKeeper(
             self.tracker,
             self.event_log,
@@ -178,10 +177,7 @@ class Runtime:
         if not self.models:
             found.append("no model is configured: set models[].path, or pass --model-path")
         if self.cache.capabilities.level and not self.blocks.live:
-            found.append(
-                "no KV events are read, so what calls generate stays in the cache: start the engine with "
-                "--kv-events-config and set cache.events_endpoint"
-            )
+            found.append(no_events([backend.name for backend in self.event_reading.silent]))
         found += self.reporting.problems
         if self.following.problem:
             found.append(self.following.problem)
@@ -193,7 +189,7 @@ class Runtime:
     def warnings(self) -> tuple[str, ...]:
         """What is wrong without standing against control."""
         keys = (self.keys.problem,) if self.keys.problem else ()
-        return (*keys, *self.read_models.warnings, *self.log_keeper.warnings)
+        return (*keys, *self.reach.warnings, *self.read_models.warnings, *self.log_keeper.warnings)
 
     def mode_of(self, uid: str) -> Mode:
         """The mode of a context now.
@@ -295,13 +291,14 @@ async def open_runtime(
         resources.push_async_callback(runtime.event_log.close)
         resources.push_async_callback(runtime.log_keeper.close)
         resources.push_async_callback(runtime.cache.close)
-        resources.push_async_callback(runtime.upstream.close)
+        resources.push_async_callback(runtime.backends.close)
         resources.push_async_callback(runtime.reach.close)
         stack.push_async_callback(runtime.settled)
         if not await runtime.following.begin():
             tasks.keep(runtime.following.keep_trying)
         for loop in (
             runtime.keys.run,
+            runtime.health.run,
             runtime.reach.run,
             runtime.event_reading.run,
             runtime.keep_time,

@@ -17,6 +17,7 @@ from lifecycle.vocabulary import (
     MappingKind,
     Mode,
 )
+from proxy.affinity import Placed
 from proxy.answer_tap import AnswerFacts
 from proxy.body_edit import ENGINE_EXTRA_ARGS, SESSION_ID
 from proxy.chat_request import ChatCall
@@ -61,7 +62,8 @@ class TrackedCall:
     admission hint that may ride, None for none. `sent` says that the body has left: hints after it are late.
     `asks_ids` says that the engine is asked for token ids; `answered` is done when its answer is over;
     `session_id` labels the attempt in the engine's events, empty for none; `absent` are chunk keys that the
-    cache had not got before the answer.
+    cache had not got before the answer. `placed` says which of several engines it is sent to, `backend` which
+    one took it.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class TrackedCall:
         self.posted = False
         self.asks_ids = False
         self.session_id = ""
+        self.placed = Placed("")
+        self.backend = ""
         self.absent: frozenset[bytes] = frozenset()
         self.answered: asyncio.Future[AnswerFacts] = asyncio.get_running_loop().create_future()
         self.sent = False

@@ -31,6 +31,7 @@ from lifecycle.ports import IdSource
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
+from proxy.affinity import Placed
 from proxy.answer_tap import AnswerFacts, Usage
 from proxy.call_recognition import CallRecognition
 from proxy.chat_request import MessageHasher
@@ -70,6 +71,7 @@ class Tracking:
         ids: IdSource,
         tasks: Tasks,
         limits: Limits,
+        place: Callable[[CallRequest], Placed],
         plan_wait_seconds: float,
     ) -> None:
         self.tracker = tracker
@@ -85,6 +87,7 @@ class Tracking:
         self._ids = ids
         self._tasks = tasks
         self._limits = limits
+        self._place = place
         self._plan_wait_seconds = plan_wait_seconds
         self._mailboxes = mailboxes
         self._changed = asyncio.Event()
@@ -103,6 +106,7 @@ class Tracking:
         it: then when that is recorded, and no later than the plan's wait.
         """
         call = TrackedCall(request, self._first_token, self._end)
+        call.placed = self._place(request)
         call.asks_ids = self._mapper.asks_engine(request.chat, request.mode)
         labels = request.mode is Mode.ENFORCE and bool(self._reclaimer.capabilities.level)
         if labels and can_be_labelled(request.chat):
@@ -166,6 +170,8 @@ class Tracking:
                     seq=fields.seq,
                     arm=request.arm,
                     harness=request.harness,
+                    backend=call.placed.backend,
+                    placed=call.placed.reason,
                 ),
             )
             # An arrival that waits for the log will be given the next number when it is recorded.
@@ -325,6 +331,7 @@ class Tracking:
                 output_tokens=usage.completion_tokens,
                 detail=reason,
                 max_branches=self._limits.of(call.request.tenant).branches,
+                backend=call.backend if call.backend != call.placed.backend else "",
             ),
         )
         if isinstance(result, MappedPrompt) and self._reclaimer.capabilities.level:

@@ -13,6 +13,7 @@ from engine_bridge.drivers.lmcache_keys import CannotExpand, Layout, layout_from
 from engine_bridge.drivers.lmcache_pins import HeldPin, PinLedger, Reconciled
 from engine_bridge.drivers.lmcache_reclaim import ChunkRemover, Target, by_chunk, tiers_of
 from engine_bridge.drivers.lmcache_selftest import Findings, StartupTest, Tokenize
+from engine_bridge.engine_address import EngineAddress
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.core.directives import Admit, Demote, Directive, DirectiveResult, Pin, Reclaim, Unpin
 from lifecycle.core.ids import KEY_BYTES, Namespace, split_keys
@@ -30,17 +31,16 @@ NOT_TESTED = "the self-test has not passed, so computed keys may name something 
 
 
 class LmcacheMp:
-    """`CacheControl` for one engine and its cache fleet. Nothing is deleted before `self_test` was ok.
+    """`CacheControl` for engines and their cache fleet. Nothing is deleted before `self_test` was ok.
 
-    `key_models` maps served model names to the name in cache keys where the engine's `/v1/models` does not
-    tell; `upstream_headers` go with the self-test's calls to the engine only; `settle_seconds` 0 derives the
-    wait between two looks from the servers' event flush interval.
+    `key_models` maps served model names to the name in cache keys where the engines' `/v1/models` does not
+    tell; `settle_seconds` 0 derives the wait between two looks from the servers' event flush interval.
     """
 
     def __init__(
         self,
         coordinator_url: str,
-        upstream_url: str,
+        engines: Sequence[EngineAddress],
         *,
         chunk_size: int = 0,
         l2_pins: bool = False,
@@ -49,15 +49,13 @@ class LmcacheMp:
         key_models: Mapping[str, str] | None = None,
         settle_seconds: float = 0.0,
         attempts: int = ATTEMPTS,
-        upstream_headers: Mapping[str, str] | None = None,
     ) -> None:
         self._client = LmcacheClient(coordinator_url)
-        self._upstream_url = upstream_url
+        self._engines = engines
         self._chunk_size = chunk_size
         self._l2_pins = l2_pins
         self._salts_adapters = salts_adapters
         self._tokenize = tokenize
-        self._upstream_headers = dict(upstream_headers or {})
         self._key_models = dict(key_models or {})
         self._settle_seconds = settle_seconds
         self._remover = ChunkRemover(self._client, settle_seconds or MIN_SETTLE_SECONDS, attempts)
@@ -91,11 +89,10 @@ class LmcacheMp:
     async def self_test(self) -> SelfTest:
         test = StartupTest(
             self._client,
-            self._upstream_url,
+            self._engines,
             chunk_size=self._chunk_size,
             tokenize=self._tokenize,
             salts_adapters=self._salts_adapters,
-            upstream_headers=self._upstream_headers,
         )
         found = self._findings = await test.run()
         self._is_trusted = not found.problems
@@ -104,7 +101,7 @@ class LmcacheMp:
         )
         return SelfTest(
             ok=self._is_trusted,
-            problems=tuple(found.problems),
+            problems=tuple(found.problems) or tuple(found.unreached.values()),
             chunk_size=found.chunk_size,
             bytes_per_token=found.bytes_per_token,
         )

@@ -80,6 +80,8 @@ def arrive(decision: Decision, call: CallArrival) -> None:
             arm=call.arm,
             harness=call.harness,
             num_messages=len(call.messages),
+            backend=call.backend,
+            placed=call.placed,
         )
     )
 
@@ -193,6 +195,7 @@ def end(decision: Decision, observation: CallEnding) -> None:
             cached_tokens=observation.cached_tokens,
             output_tokens=observation.output_tokens,
             detail=observation.detail,
+            backend=observation.backend,
         )
     )
     state = decision.state

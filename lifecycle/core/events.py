@@ -9,6 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from lifecycle.core.ids import Namespace
+from lifecycle.core.namespace_events import BackendLost as BackendLost
 from lifecycle.core.namespace_events import ChunksConfirmed as ChunksConfirmed
 from lifecycle.core.namespace_events import ChunksGone as ChunksGone
 from lifecycle.core.namespace_events import DirectiveProposed as DirectiveProposed
@@ -97,7 +98,8 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     `branch` is the branch the list goes on with, or leaves at `kept` if it `diverges`; -1 for a first one.
     `concurrent` says that another call was in flight then. `source` and `seq` name the last operation that
     was sent before the call. `num_messages` is the length of the whole list, 0 where it was not recorded.
-    `arm` is how the call ran, None if nobody said; `harness` the class of program that sent it.
+    `arm` is how the call ran, None if nobody said; `harness` the class of program that sent it. `backend` is
+    the engine it goes to, and `placed` why, both empty where there is but one engine.
     """
 
     call_id: str
@@ -121,6 +123,8 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     arm: Arm | None = None
     harness: str = ""
     num_messages: int = 0
+    backend: str = ""
+    placed: str = ""
 
 
 class CallMapped(LoggedEvent, frozen=True, kw_only=True, tag="call_mapped.v1"):
@@ -152,7 +156,10 @@ class PrefillDone(LoggedEvent, frozen=True, kw_only=True, tag="prefill_done.v1")
 
 
 class CallEnded(LoggedEvent, frozen=True, kw_only=True, tag="call_ended.v1"):
-    """The call is over. Token counts are the engine's; -1 when it did not say."""
+    """The call is over. Token counts are the engine's; -1 when it did not say.
+
+    `backend` is the engine that answered where that is another one than the call was sent to.
+    """
 
     call_id: str
     attempt: int
@@ -165,6 +172,7 @@ class CallEnded(LoggedEvent, frozen=True, kw_only=True, tag="call_ended.v1"):
     cached_tokens: int = -1
     output_tokens: int = -1
     detail: str = ""
+    backend: str = ""
 
 
 class GenerationMapped(LoggedEvent, frozen=True, kw_only=True, tag="generation_mapped.v1"):

@@ -169,6 +169,8 @@ class CallArrival(_Observation, frozen=True, kw_only=True):
     seq: int | None = None
     arm: Arm | None = None
     harness: str = ""
+    backend: str = ""
+    placed: str = ""
 
 
 class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +227,7 @@ class CallEnding(_Observation, frozen=True, kw_only=True):
     output_tokens: int = -1
     detail: str = ""
     max_branches: int | None = None
+    backend: str = ""
 
 
 class GenerationKeys(_Observation, frozen=True, kw_only=True):
