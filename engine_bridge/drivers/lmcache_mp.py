@@ -7,6 +7,7 @@ in L2. What it cannot: hold or order anything in L1, reach the engine's own pref
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from engine_bridge.drivers.lmcache_client import LmcacheClient
 from engine_bridge.drivers.lmcache_keys import CannotExpand, Layout, layout_from_status
@@ -22,6 +23,7 @@ from lifecycle.vocabulary import DirectiveOutcome, Tier
 
 NAME = "lmcache_mp"
 ATTEMPTS = 12
+UNREACHED = -1
 MIN_SETTLE_SECONDS = 0.5
 FLUSHES_TO_SETTLE = 2
 """A store may be reported one flush interval late; the second one is for the coordinator's own queue."""
@@ -211,12 +213,16 @@ class LmcacheMp:
     async def incarnations(self) -> dict[str, int]:
         """A number per registered cache server that changes when the server starts anew, which voids its L1.
 
-        It is the start time of the server's event log in nanoseconds. Raises `CacheUnavailable`.
+        It is the start time of the server's event log in nanoseconds, `UNREACHED` for one that does not
+        answer. Raises `CacheUnavailable`.
         """
         found: dict[str, int] = {}
         for instance in await self._client.instances():
-            log = (await self._client.status(instance)).get("kv_events") or {}
-            found[instance.instance_id] = int(log.get("incarnation") or 0)
+            try:
+                log = (await self._client.status(instance)).get("kv_events") or {}
+                found[instance.instance_id] = int(log.get("incarnation") or 0)
+            except CacheUnavailable:
+                found[instance.instance_id] = UNREACHED
         return found
 
     async def directory_began_ns(self) -> int:
@@ -248,7 +254,27 @@ class LmcacheMp:
         return self._key_models.get(model) or self._findings.key_models.get(model) or model
 
     async def _layout(self, model_name: str) -> Layout:
-        """Objects of a chunk now: engines come and go, so a delete asks each time. Raises `CannotExpand`."""
-        statuses = [await self._client.status(each) for each in await self._client.instances()]
-        layout = self._layouts[model_name] = layout_from_status(statuses, model_name)
+        """Objects of a chunk now: engines come and go, so a delete asks each time. Raises `CannotExpand`.
+
+        A server that does not answer may still hold what was known of it: the objects are then the union.
+        """
+        statuses: list[Mapping[str, Any]] = []
+        unreached: CacheUnavailable | None = None
+        for instance in await self._client.instances():
+            try:
+                statuses.append(await self._client.status(instance))
+            except CacheUnavailable as error:
+                unreached = error
+        known = self._layouts.get(model_name)
+        if unreached is not None and known is None:
+            raise unreached
+        try:
+            layout = layout_from_status(statuses, model_name)
+        except CannotExpand:
+            if unreached is None or known is None:
+                raise
+            return known
+        if unreached is not None and known is not None:
+            layout = layout.united(known)
+        self._layouts[model_name] = layout
         return layout

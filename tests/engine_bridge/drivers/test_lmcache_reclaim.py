@@ -157,3 +157,148 @@ async def test_what_the_directory_has_forgotten_is_deleted_all_the_same() -> Non
         assert fleet.l1 == fleet.l2 == {alive.hex()}
         assert result.gone == b"".join(KEYS[:4])
         assert len(fleet.asked_l2) == len(set(fleet.asked_l2)), "once each"
+
+
+class Node:
+    """One cache server of several: what it holds, and whether it answers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.l1: set[str] = set()
+        self.l2: set[str] = set()
+        self.port = 0
+        self.runner: web.AppRunner | None = None
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.path == "/config/adapters":
+            return web.json_response({"adapters": [{"type_name": "fs"}]})
+        body: Any = await request.json()
+        names = {each["chunk_hash_hex"] for each in body["keys"]}
+        held = self.l1 if body["tier"] == "l1" else self.l2
+        held -= names
+        return web.json_response({"deleted": len(names), "skipped": 0, "ok": True})
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{rest:.*}", self.answer)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", self.port).start()
+        self.port = self.runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self.runner is not None:
+            await self.runner.cleanup()
+            self.runner = None
+
+
+class Pair:
+    """Two cache servers under one coordinator, which knows at once what they hold."""
+
+    def __init__(self) -> None:
+        self.nodes = [Node("one"), Node("two")]
+        self.registered = ["one", "two"]
+        self.asked = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.path == "/instances":
+            self.asked += 1
+            told = [
+                {"instance_id": n.name, "ip": "127.0.0.1", "http_port": n.port}
+                for n in self.nodes
+                if n.name in self.registered
+            ]
+            return web.json_response({"instances": told})
+        if request.path == "/directory/lookup":
+            body: Any = await request.json()
+            return web.json_response({"results": [self.found(each) for each in body["keys"]]})
+        return web.Response(status=404)
+
+    def found(self, key: dict[str, Any]) -> dict[str, Any]:
+        name = key["chunk_hash_hex"]
+        places = [
+            {"instance_id": node.name, "tier": tier, "backend": "fs", "size_bytes": 1}
+            for node in self.nodes
+            for tier, held in (("l1", node.l1), ("l2", node.l2))
+            if name in held and (tier == "l2" or node.name in self.registered)
+        ]
+        return {"key": key, "placements": places}
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[Pair, Node, Node, LmcacheClient]]:
+    fleet = Pair()
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", fleet.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    for node in fleet.nodes:
+        node.l1, node.l2 = {key.hex() for key in KEYS}, {key.hex() for key in KEYS}
+        await node.start()
+    client = LmcacheClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    yield fleet, *fleet.nodes, client
+    await client.close()
+    for node in fleet.nodes:
+        await node.stop()
+    await runner.cleanup()
+
+
+TARGET = Target("m", "", Layout(world_sizes=frozenset({1}), object_groups=frozenset({0})))
+
+
+async def test_deletes_fan_out_to_every_server() -> None:
+    async with pair() as (_, one, two, client):
+        result = await ChunkRemover(client, 0.0, 5).reclaim(KEYS, TARGET, lambda key: True)
+        assert result.outcome is DirectiveOutcome.APPLIED
+        assert one.l1 == one.l2 == two.l1 == two.l2 == set()
+
+
+async def test_a_server_that_is_away_keeps_nobody_elses_copies_and_nothing_counts_as_gone() -> None:
+    async with pair() as (_, one, two, client):
+        await one.stop()
+        result = await ChunkRemover(client, 0.0, 3).reclaim(KEYS, TARGET, lambda key: True)
+        assert result.outcome is DirectiveOutcome.FAILED
+        assert "one is away" in result.reason
+        assert result.gone == b""
+        assert two.l1 == two.l2 == set()
+        await one.start()
+        again = await ChunkRemover(client, 0.0, 3).reclaim(KEYS, TARGET, lambda key: True)
+        assert again.gone == b"".join(KEYS)
+        assert one.l1 == one.l2 == set()
+
+
+async def test_a_server_that_was_given_up_owes_only_what_its_own_l2_shows() -> None:
+    async with pair() as (fleet, one, _, client):
+        await one.stop()
+        fleet.registered = ["two"]
+        one.l2 = {KEYS[0].hex()}
+        result = await ChunkRemover(client, 0.0, 3).reclaim(KEYS, TARGET, lambda key: True)
+        assert result.gone == b"".join(KEYS[1:])
+        assert "copies on one cannot be reached" in result.reason
+
+
+async def test_what_becomes_alive_while_a_server_is_away_is_left_alone() -> None:
+    async with pair() as (fleet, one, _, client):
+        await one.stop()
+        alive: set[bytes] = set()
+
+        def still_dead(key: bytes) -> bool:
+            if fleet.asked > 1:
+                alive.add(KEYS[0])
+            return key not in alive
+
+        await ChunkRemover(client, 0.0, 3).reclaim(KEYS, TARGET, still_dead)
+        assert KEYS[0].hex() in one.l1
+        await one.start()
+        await ChunkRemover(client, 0.0, 3).reclaim(KEYS, TARGET, still_dead)
+        assert one.l1 == {KEYS[0].hex()}
+
+
+async def test_a_demotion_goes_on_beside_a_server_that_is_away() -> None:
+    async with pair() as (_, one, two, client):
+        await one.stop()
+        result = await ChunkRemover(client, 0.0, 3).demote(KEYS, TARGET, lambda key: True)
+        assert result.outcome is DirectiveOutcome.FAILED
+        assert two.l1 == set()
+        assert two.l2 == {key.hex() for key in KEYS}
