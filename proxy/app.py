@@ -13,6 +13,7 @@ import uvicorn
 from lifecycle.ports import CacheControl
 from lifecycle.store.opening import open_log
 from proxy.admin_api import AdminGuard, create_admin_app
+from proxy.backends_api import add_backend_routes
 from proxy.config import Config, InvalidConfig, Listener
 from proxy.data_app import DataApp
 from proxy.following import LogOpener
@@ -68,7 +69,9 @@ async def serving(
     async with AsyncExitStack() as stack:
         sockets = [stack.enter_context(_bound(each)) for each in (config.data, config.admin)]
         runtime = await stack.enter_async_context(open_runtime(config, cache, opener))
-        apps = (create_data_app(runtime), AdminGuard(create_admin_app(runtime), runtime))
+        admin = create_admin_app(runtime)
+        add_backend_routes(admin, runtime)
+        apps = (create_data_app(runtime), AdminGuard(admin, runtime))
         servers = [_server(app) for app in apps]
         tasks = await stack.enter_async_context(owned_tasks())
         running = [tasks.run(server.serve([bound])) for server, bound in zip(servers, sockets, strict=True)]

@@ -32,6 +32,7 @@ class Backend:
     """One engine. `models` are those it serves, None until it was asked; `load` the calls under way on it.
 
     `down` says why it takes no calls, empty while it does. `suspected` is set to have it looked at now.
+    Counted are the requests that it took, those that found no connection to it, and the times it was gone.
     """
 
     def __init__(self, config: BackendConfig, timeouts: UpstreamTimeouts) -> None:
@@ -43,6 +44,7 @@ class Backend:
         self.load = 0
         self.down = ""
         self.draining = False
+        self.num_taken = self.num_unreached = self.num_lost = 0
         self.suspected = asyncio.Event()
 
     @property
@@ -115,10 +117,12 @@ class Route:
             try:
                 response = await backend.open(request)
             except ConnectFailed as error:
+                backend.num_unreached += 1
                 self._failed(backend, str(error))
                 if number == len(self._order):
                     raise
             else:
+                backend.num_taken += 1
                 self.taken_by = backend.name
                 self._reached(backend.name)
                 return response
@@ -149,7 +153,7 @@ class Backends:
 
     def find(self, name: str) -> Backend | None:
         """The engine of that name."""
-        return next((backend for backend in self.all if backend.name == name), None)
+        return next((backend for backend in self.all if backend.name == name), None) if name else None
 
     def usable(self, model: str = "") -> list[Backend]:
         """Those that may take a new call, never none: where nobody is well, those that are not are tried.
@@ -200,6 +204,7 @@ class Backends:
         """No calls for this engine until it was found well."""
         known, backend.down = backend.down, reason
         if not known:
+            backend.num_lost += 1
             log.error("an engine is gone", backend=backend.name, reason=reason)
             for told in self.lost:
                 told(backend, reason)

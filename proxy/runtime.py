@@ -3,6 +3,7 @@
 import asyncio
 import os
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -24,6 +25,7 @@ from lifecycle.vocabulary import Mode
 from proxy.auth import Authenticator
 from proxy.backend_health import BackendHealth
 from proxy.backend_loss import BackendLoss
+from proxy.backend_metrics import BackendMetrics
 from proxy.backends import Backends
 from proxy.cache_driver import cache_driver
 from proxy.chat_request import MessageHasher
@@ -84,6 +86,7 @@ class Runtime:
         self.metrics = Metrics(self.tracker)
         self.limits = Limits(self.tracker, config.limits, limits_by_tenant(config), self.metrics.limited)
         self.metrics.show_tenants(self.limits.calls)
+        BackendMetrics(self.metrics.registry, self.backends, self.contexts_by_backend)
         self.reclaimer = Reclaimer(
             self.tracker,
             self.cache,
@@ -190,6 +193,10 @@ class Runtime:
         """What is wrong without standing against control."""
         keys = (self.keys.problem,) if self.keys.problem else ()
         return (*keys, *self.reach.warnings, *self.read_models.warnings, *self.log_keeper.warnings)
+
+    def contexts_by_backend(self) -> Counter[str]:
+        """Open contexts by the engine that served them last."""
+        return Counter(s.backend for s in self.tracker.contexts.states.values() if s.open)
 
     def mode_of(self, uid: str) -> Mode:
         """The mode of a context now.

@@ -97,7 +97,7 @@ async def several_engines(
     upstreams: Sequence[dict[str, Any]] = (),
     **changes: Any,
 ) -> AsyncIterator[Several]:
-    """Everything up, and every engine known to be well. Models have tokens only if `mapped`: it takes time."""
+    """Everything up, and every engine known to be well. Models have tokens only if `mapped`."""
     cache = cache or FakeCache(chunk_size=CHUNK)
     async with AsyncExitStack() as stack:
         engines = {name: await stack.enter_async_context(Engine(name, cache)) for name in names}
