@@ -12,7 +12,7 @@ import structlog
 
 from engine_bridge.engine_address import EngineAddress
 from proxy.affinity import Kinship, Placed, least_loaded, place, ranked
-from proxy.config import BackendConfig, Config
+from proxy.config import BackendConfig, Config, InvalidConfig
 from proxy.engine_connection import Headers
 from proxy.errors import ConnectFailed
 from proxy.upstream import (
@@ -38,7 +38,12 @@ class Backend:
     def __init__(self, config: BackendConfig, timeouts: UpstreamTimeouts) -> None:
         self.name = config.name
         self.config = config
-        self.pool = PooledUpstream(UpstreamTarget.parse(config.url), timeouts)
+        try:
+            target = UpstreamTarget.parse(config.url)
+        except ValueError as error:
+            where = f"upstreams, {config.name}" if config.name else "upstream.url"
+            raise InvalidConfig(f"{where}: {error}") from error
+        self.pool = PooledUpstream(target, timeouts)
         self.key = os.environ.get(config.api_key_env, "")
         self.models: frozenset[str] | None = None
         self.load = 0
@@ -133,7 +138,10 @@ class Route:
 
 
 class Backends:
-    """All engines that the configuration names. Must be built and closed on the loop that uses it."""
+    """All engines that the configuration names. Must be built and closed on the loop that uses it.
+
+    Raises `InvalidConfig` for an address that is none.
+    """
 
     def __init__(self, config: Config) -> None:
         timeouts = UpstreamTimeouts(

@@ -11,7 +11,9 @@ from proxy.lifecycle_fields import LifecycleFields
 from tests.architecture.deployment import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "wire.md").read_text()
-ADMIN = "".join((REPOSITORY / "proxy" / f"{name}.py").read_text() for name in ("admin_api", "report_api"))
+ADMIN = "".join(
+    (REPOSITORY / "proxy" / f"{name}.py").read_text() for name in ("admin_api", "report_api", "backends_api")
+)
 
 
 def table(heading: str) -> set[str]:

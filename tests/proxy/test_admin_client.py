@@ -28,5 +28,5 @@ async def test_answers_are_decoded_and_refusals_told_in_words() -> None:
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(AdminError, match="127.0.0.1:9"):
+    with pytest.raises(AdminError, match=r"127\.0\.0\.1:9"):
         ask("GET", "http://127.0.0.1:9/kv", "")

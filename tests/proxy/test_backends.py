@@ -4,7 +4,7 @@ import pytest
 
 from proxy.affinity import Kinship, Placed
 from proxy.backends import Backends
-from proxy.config import BackendConfig, Config, UpstreamConfig
+from proxy.config import BackendConfig, Config, InvalidConfig, UpstreamConfig
 from proxy.errors import ConnectFailed, UpstreamBroken
 from proxy.upstream import UpstreamRequest
 from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream, openai_like
@@ -134,3 +134,10 @@ def test_what_shares_nothing_spreads_by_load() -> None:
     backends.all[0].load = backends.all[2].load = 1
     for _ in range(5):
         assert next(iter(backends.anywhere()._order)).name == "b"
+
+
+def test_an_address_that_is_none_is_named() -> None:
+    with pytest.raises(InvalidConfig, match="upstreams, b: not an http"):
+        several(a=NOBODY, b="ftp://h")
+    with pytest.raises(InvalidConfig, match=r"upstream\.url: "):
+        Backends(Config(upstream=UpstreamConfig(url="h:8000")))

@@ -138,3 +138,56 @@ def test_the_schema_accepts_what_we_accept_and_refuses_what_we_refuse() -> None:
     assert validator.is_valid(yaml.safe_load(SAMPLE))
     for wrong in ("upstream: {urll: x}", "mode: often", "holdout: 2", "models: [{name: x}]", "x: 1"):
         assert not validator.is_valid(yaml.safe_load(wrong)), wrong
+
+
+TWO = [{"name": "a", "url": "http://a:8000"}, {"name": "b", "url": "http://b:8000", "api_key_env": "KEY_B"}]
+
+
+def written(folder: Path, **sections: object) -> Path:
+    path = folder / "several.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return path
+
+
+def test_one_engine_is_that_of_upstream(tmp_path: Path) -> None:
+    cache = {"events_endpoint": "tcp://e:1", "replay_endpoint": "tcp://e:2"}
+    path = written(tmp_path, upstream={"url": "http://e:8000", "api_key_env": "KEY"}, cache=cache)
+    (only,) = load_config(path, {}, {}).backends
+    assert (only.name, only.url, only.api_key_env) == ("", "http://e:8000", "KEY")
+    assert (only.events_endpoint, only.replay_endpoint) == ("tcp://e:1", "tcp://e:2")
+
+
+def test_several_engines_stand_in_its_place(tmp_path: Path) -> None:
+    path = written(tmp_path, upstream={"api_key_env": "KEY"}, upstreams=TWO)
+    a, b = load_config(path, {}, {}).backends
+    assert [(e.name, e.url, e.api_key_env) for e in (a, b)] == [
+        ("a", "http://a:8000", "KEY"),
+        ("b", "http://b:8000", "KEY_B"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sections", "overrides", "named"),
+    [
+        ({"upstream": {"url": "http://127.0.0.1:8000"}}, {}, "upstream.url"),
+        ({}, {"upstream.url": "http://e:1"}, "upstream.url"),
+        ({"cache": {"events_endpoint": "tcp://e:1"}}, {}, "cache.events_endpoint"),
+        ({"cache": {"replay_endpoint": "tcp://e:1"}}, {}, "cache.replay_endpoint"),
+    ],
+)
+def test_engines_are_named_in_one_place(
+    tmp_path: Path, sections: dict[str, object], overrides: dict[str, object], named: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=f"{named} and upstreams"):
+        load_config(written(tmp_path, upstreams=TWO, **sections), overrides, {})
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "ä", "x" * 65])
+def test_names_of_engines_fit_into_paths_and_labels(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidConfig, match="upstreams"):
+        load_config(written(tmp_path, upstreams=[{"name": name, "url": "http://a"}]), {}, {})
+
+
+def test_an_engine_stands_there_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="twice"):
+        load_config(written(tmp_path, upstreams=[TWO[0], TWO[0]]), {}, {})
