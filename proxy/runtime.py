@@ -110,7 +110,13 @@ class Runtime:
         self.tracking = Tracking(
             self.tracker,
             self.reclaimer,
-            Verifier(self.tracker, self.cache, self.blocks, blind=lambda: self.placement.blind),
+            Verifier(
+                self.tracker,
+                self.cache,
+                self.blocks,
+                blind=lambda: self.placement.blind,
+                several=self.backends.several,
+            ),
             self.declarations,
             self.mailboxes,
             self.models,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from engine_bridge.mapping.ranges import MappedPrompt
+from engine_bridge.verifier import Before
 from lifecycle.core.ids import Namespace
 from lifecycle.vocabulary import (
     CALL_HEADER,
@@ -61,9 +62,9 @@ class TrackedCall:
     `planned` is done when the plan of the call's arrival is recorded; `bypass_from_token` is then the
     admission hint that may ride, None for none. `sent` says that the body has left: hints after it are late.
     `asks_ids` says that the engine is asked for token ids; `answered` is done when its answer is over;
-    `session_id` labels the attempt in the engine's events, empty for none; `absent` are chunk keys that the
-    cache had not got before the answer. `placed` says which of several engines it is sent to, `backend` which
-    one took it.
+    `session_id` labels the attempt in the engine's events, empty for none; `before` is what the cache
+    showed of its chunks before the answer. `placed` says which of several engines it is sent to, `backend`
+    which one took it.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class TrackedCall:
         self.session_id = ""
         self.placed = Placed("")
         self.backend = ""
-        self.absent: frozenset[bytes] = frozenset()
+        self.before = Before()
         self.answered: asyncio.Future[AnswerFacts] = asyncio.get_running_loop().create_future()
         self.sent = False
         self._heard_first_token = heard_first_token

@@ -258,7 +258,7 @@ class Tracking:
 
     async def _look_before(self, call: TrackedCall, mapped: MappedPrompt) -> None:
         """What the cache has not got now, and has after the call, was stored while the call was under way."""
-        call.absent = await self._verifier.absent(call.request.namespace, mapped.chunk_keys)
+        call.before = await self._verifier.before(call.request.namespace, mapped.chunk_keys)
 
     async def _record_mapping(self, call: TrackedCall, result: MappedPrompt | Unmapped) -> None:
         if call.mapping_recorded or not call.uid:
@@ -347,7 +347,7 @@ class Tracking:
             token_ids=mapped.token_ids,
             num_tokens=mapped.num_tokens,
             chunk_size=mapped.chunk_tokens,
-            absent=call.absent,
+            before=call.before,
             session_id=call.session_id,
             cached_tokens=-1 if usage.cached_tokens is None else usage.cached_tokens,
             completed=end is CallEnd.COMPLETED,
