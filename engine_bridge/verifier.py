@@ -53,8 +53,9 @@ class ComputedCall(msgspec.Struct, frozen=True, kw_only=True):
     """What was computed for one attempt, and what the engine said of it when it ended.
 
     `keys` is the prompt's run of chunk keys, `token_ids` its tokens. `before` is what the cache showed of
-    them before the answer. `session_id` labels the attempt's block events, empty if it had no label of its own. `stored_limit` is the token behind which admission control stored
-    nothing, None without it. Token counts are -1 when the engine did not say.
+    them before the answer. `session_id` labels the attempt's block events, empty if it had no label of its
+    own. `stored_limit` is the token behind which admission control stored nothing, None without it. Token
+    counts are -1 when the engine did not say.
     """
 
     uid: str
