@@ -8,16 +8,18 @@ coordinator that started anew has heard of nothing: so L2 is asked to delete tha
 
 A server that is away keeps nobody else's copies from being deleted. But as long as the coordinator counts it
 among its servers nothing is proven gone, for it may hold what it did not report. When the coordinator gave it
-up its L1 counts as lost; copies in an L2 of its own are owed until it is back.
+up its L1 counts as lost; copies in an L2 of its own are owed until it is back, those that it never reported
+too.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from engine_bridge.drivers.lmcache_client import Found, Instance, LmcacheClient, Placement
 from engine_bridge.drivers.lmcache_keys import MAX_KEYS_PER_REQUEST, Layout, ObjectKey, batched, expand
+from engine_bridge.drivers.lmcache_owed import OwedDeletes, StillDead
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.core.directives import DirectiveResult
 from lifecycle.vocabulary import DirectiveOutcome, Tier
@@ -25,8 +27,6 @@ from lifecycle.vocabulary import DirectiveOutcome, Tier
 LOOKS_NEEDED = 2
 RETRY_OBJECTS = 256
 """A refusal does not say which object was locked, so later rounds send fewer objects at a time."""
-
-StillDead = Callable[[bytes], bool]
 
 
 class Round:
@@ -131,6 +131,8 @@ class ChunkRemover:
         self._client = client
         self.settle_seconds = settle_seconds
         self._attempts = attempts
+        self._owed = OwedDeletes(client)
+        self._registered: tuple[str, ...] = ()
 
     async def reclaim(self, keys: Sequence[bytes], target: Target, still_dead: StillDead) -> DirectiveResult:
         """Remove every copy of every chunk that is still dead and that nobody pinned. Never raises."""
@@ -145,6 +147,7 @@ class ChunkRemover:
                 trouble = str(error)
             if not progress.pending():
                 break
+        self._owed.made(target.objects(progress.done()), self._registered, still_dead)
         return progress.result((Tier.L1, Tier.L2), trouble, removed=True)
 
     async def _reclaim_round(
@@ -157,6 +160,8 @@ class ChunkRemover:
         servers = Round(await self._client.instances())
         if not servers.instances:
             raise CacheUnavailable("no cache server is registered with the coordinator")
+        self._registered = tuple(servers.instances)
+        await self._owed.collect(servers.present())
         locked: set[bytes] = set()
         for instance in servers.present():
             with self._borne(servers, instance):
