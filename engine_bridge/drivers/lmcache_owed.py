@@ -37,7 +37,7 @@ class OwedDeletes:
         return len(self._owed.get(instance_id, ()))
 
     def made(self, objects: Sequence[ObjectKey], registered: Collection[str], still_dead: StillDead) -> None:
-        """These were deleted on all `registered` servers. `still_dead` is asked again before a late delete."""
+        """These were deleted on all `registered` servers. `still_dead` is asked before a late delete."""
         for instance_id in self._seen - set(registered):
             owed = self._owed.setdefault(instance_id, OrderedDict())
             owed.update(dict.fromkeys(objects, still_dead))

@@ -48,7 +48,7 @@ class Node:
 
 
 class Pair:
-    """Two cache servers under one coordinator, which knows at once what they hold, except from the `untold`."""
+    """Two cache servers under one coordinator, which shows what they hold, except from the `untold`."""
 
     def __init__(self) -> None:
         self.nodes = [Node("one"), Node("two")]
