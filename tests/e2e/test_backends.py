@@ -134,6 +134,7 @@ def other_than(name: str) -> str:
 async def test_contexts_stick_forks_go_along_and_deletes_reach_every_node(it: Fleet) -> None:
     world = it.world
     agents = [await it.agent_on(name) for name in NAMES]
+    children: list[Agent] = []
     for name, agent in zip(NAMES, agents, strict=True):
         await agent.say(prose(20))
         assert it.place(agent) == name
@@ -147,6 +148,7 @@ async def test_contexts_stick_forks_go_along_and_deletes_reach_every_node(it: Fl
         await world.until(lambda child=child: bool(it.place(child)))
         assert it.place(child) == name
         assert child.cached_tokens > 0
+        children.append(child)
 
     mover = agents[0]
     answer = await world.http.post(f"{world.up.admin_url}/kv/v1/backends/a/drain")
@@ -160,7 +162,8 @@ async def test_contexts_stick_forks_go_along_and_deletes_reach_every_node(it: Fl
     await it.until_held(shared, "a", "b")
     await world.http.post(f"{world.up.admin_url}/kv/v1/backends/a/resume")
 
-    await mover.ops({"op": "close"})
+    for agent in (mover, *children):
+        await agent.ops({"op": "close"})
     heads = await world.cache.head_keys(mover.messages[:1])
     own = [key for key in keys if key not in heads]
     await world.until_gone(own)
