@@ -38,6 +38,7 @@ OFF_LOOP_BYTES = 64 * 1024
 
 _WHITESPACE = b" \t\r\n"
 _CHOICE_ID_FIELDS = frozenset({"token_ids", "prompt_token_ids"})
+_MAX_INDEX_DIGITS = 9
 _UTF8_BOM = b"\xef\xbb\xbf"
 
 
@@ -317,7 +318,7 @@ def _id_list(document: bytes, member: Member | None) -> tuple[int, ...] | None:
 def _choice_index(document: bytes, choice: ObjectSpan, position: int) -> int:
     member = _last(choice, "index")
     raw = b"" if member is None else document[member.value_start : member.end]
-    return int(raw) if raw.isdigit() else position
+    return int(raw) if raw.isdigit() and len(raw) <= _MAX_INDEX_DIGITS else position
 
 
 def _encode(value: object) -> bytes:

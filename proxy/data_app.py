@@ -1,5 +1,6 @@
 """The data listener: the engine's whole surface, with the lifecycle of chat calls beside it."""
 
+import asyncio
 import time
 from contextlib import suppress
 
@@ -10,7 +11,14 @@ from lifecycle.vocabulary import BACKEND_HEADER, CACHE_SALT, MAX_OFFLOAD_TOKENS,
 from proxy.auth import Authenticator, Caller, KeyScope
 from proxy.backends import Backends, Route
 from proxy.body_edit import RETURN_TOKEN_IDS, SESSION_ID, RequestEdit, edit_request_body
-from proxy.chat_request import ChatCall, MessageHasher, NotAChatCall, decode_body, read_chat_call
+from proxy.chat_request import (
+    OFF_LOOP_BYTES,
+    ChatCall,
+    MessageHasher,
+    NotAChatCall,
+    decode_body,
+    read_chat_call,
+)
 from proxy.engine_admin import is_engine_admin
 from proxy.engine_connection import SWITCHING_PROTOCOLS, Headers
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
@@ -175,7 +183,7 @@ class DataApp:
         untracked: list[Namespace] = []
         try:
             chat = await self._chat(scope["path"], body)
-            model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else _hints(body)
+            model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else await _hints(body)
             salt = self.salt(caller.tenant, client_salt)
             mode = self._modes.of(model, caller.tenant)
             namespace = self._tracking.namespace(model, salt)
@@ -190,7 +198,7 @@ class DataApp:
         except Exception:
             # The lifecycle side may be broken in any way: the answer is the engine's all the same.
             log.exception("a call is not tracked", path=scope["path"])
-            salt = self.salt(caller.tenant, _hints(body)[1])
+            salt = self.salt(caller.tenant, (await _hints(body))[1])
             with suppress(Exception):
                 self._tracking.untracked.note(None, "tracking failed")
         edit = self._edit(salt, call)
@@ -264,10 +272,13 @@ class DataApp:
         return self._hasher.salt(tenant, chosen)
 
 
-def _hints(body: bytes) -> tuple[str, object]:
-    """Model and client's salt of a body that is not followed, as far as it can be read."""
+async def _hints(body: bytes) -> tuple[str, object]:
+    """Model and client's salt of a body that is not followed, as far as it can be read; off the event loop
+    for large bodies."""
     try:
-        document = decode_body(body)
+        document = (
+            await asyncio.to_thread(decode_body, body) if len(body) > OFF_LOOP_BYTES else decode_body(body)
+        )
     except NotAChatCall:
         return "", None
     if not isinstance(document, dict):

@@ -25,7 +25,7 @@ HIGH_WATER_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 256 * 1024
 
 SWITCHING_PROTOCOLS = 101
-_FIRST_FINAL_STATUS = 200
+_FIRST_STATUS, _FIRST_FINAL_STATUS, _LAST_STATUS = 100, 200, 599
 
 
 class EngineConnection(asyncio.Protocol):
@@ -277,13 +277,18 @@ class EngineAnswer:
                 return
             self.status, self.headers = status, self._raw_headers
             return
-        if status < _FIRST_FINAL_STATUS:
+        if _FIRST_STATUS <= status < _FIRST_FINAL_STATUS:
             self._raw_headers.clear()
             self._reason = b""
             return
+        names = {name.lower() for name, _ in self._raw_headers}
+        codings = [v.strip().lower() for name, v in self._raw_headers if name.lower() == b"transfer-encoding"]
+        if not _FIRST_STATUS <= status <= _LAST_STATUS or codings not in ([], [b"chunked"]):
+            # Neither can be passed on: there is no such status, and a coding concerns this connection only.
+            self._fail("the engine's answer has a status or a transfer coding that HTTP does not know", None)
+            return
         self.status = status
         self.headers = self._raw_headers
-        names = {name.lower() for name, _ in self._raw_headers}
         framed = b"content-length" in names or b"transfer-encoding" in names
         self._until_close = not framed and not self._is_head_request
         self.head.set_result(None)

@@ -1,4 +1,8 @@
-"""uvicorn's HTTP/1.1 protocol, with requests for an upgrade treated as a proxy must.
+"""uvicorn's HTTP/1.1 protocol, with what a proxy must do that an application's server need not.
+
+Trailers never become headers, heads are bounded, a hang-up behind pipelined requests reaches the one that
+runs, and what cannot be read is refused in the shape that the engine's API has, behind the answers to what
+came before it. Requests for an upgrade are a matter of their own:
 
 uvicorn either ends a WebSocket itself, or drops everything behind a request that asks for an upgrade, its
 body included. Here a WebSocket handshake goes to the application as an ordinary request that carries a
@@ -12,12 +16,22 @@ from typing import Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from proxy.errors import InvalidRequest
+from proxy.problems import openai_error
 from proxy.request_body import has_body
 from proxy.tunnel import HANDOVER
 
-_INVALID = "Invalid HTTP request received."
+MAX_HEAD_BYTES = 1024 * 1024
+"""Of one request; more than any engine or proxy on the way is likely to take."""
+
+MAX_WAITING_REQUESTS = 16
+"""Pipelined requests above which a connection is not read any further, so that a hang-up goes unseen."""
+
+LINGER_SECONDS = 2.0
+"""How long a client may go on sending behind a refusal. Closed on at once, it would be reset and never read
+why."""
 
 
 class HandoverProtocol(HttpToolsProtocol):
@@ -25,12 +39,19 @@ class HandoverProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._in_head = False
+        self._num_head_bytes = 0
+        self._deaf = False
+        self._lingering: asyncio.TimerHandle | None = None
+        self._cycles: tuple[RequestResponseCycle, ...] = ()
         self._deciding = True
         self._behind: bytearray | None = None
         """What came behind a WebSocket handshake: not HTTP any more, whoever gets it."""
 
     def data_received(self, data: bytes) -> None:
         """Bytes came. They are parsed as HTTP up to a WebSocket handshake."""
+        if self._deaf:
+            return
         self._unset_keepalive_if_required()
         if self._behind is not None:
             self._hold(data)
@@ -38,8 +59,50 @@ class HandoverProtocol(HttpToolsProtocol):
         try:
             self._read(memoryview(data))
         except httptools.HttpParserError:
-            self.logger.warning(_INVALID)
-            self.send_400_response(_INVALID)
+            self.send_400_response("the request is not HTTP/1.1")
+        if self._in_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response(f"the request's head is larger than {MAX_HEAD_BYTES} bytes")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone: for every request that it waited for, not only for its last."""
+        super().connection_lost(exc)
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._give_up()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what came, and read no further. Requests that came whole are answered first."""
+        if self._deaf or self.transport.is_closing():
+            return
+        self._deaf = True
+        waiting = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if len(waiting) > 1 and waiting[-1].more_body:
+            # It has not begun, and its answer would be in the place of another's.
+            self.pipeline.popleft()
+            waiting.pop()
+        if waiting and not waiting[-1].more_body:
+            waiting[-1].keep_alive = False
+            return
+        if waiting and waiting[-1].response_started:
+            self.transport.close()
+            return
+        refusal = openai_error(InvalidRequest(msg))
+        lines = [b"HTTP/1.1 400 Bad Request", b"connection: close"]
+        lines += [name + b": " + value for name, value in refusal.headers]
+        self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + refusal.body)
+        self._give_up()
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._lingering = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _give_up(self) -> None:
+        """For the application the client is gone."""
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def take_over(self, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, bytes]:
         """Give the connection to `protocol`, with what came behind the handshake.
@@ -101,6 +164,27 @@ class HandoverProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.parser.feed_data(b"\r\n".join(head) + b"\r\n\r\n")
+
+    # -- llhttp's callbacks -------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._num_head_bytes = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is before:
+            return
+        self._cycles = (*(c for c in self._cycles if not c.response_complete), self.cycle)
+        if 0 < len(self.pipeline) < MAX_WAITING_REQUESTS:
+            self.flow.resume_reading()
 
     def _should_upgrade(self) -> bool:
         """uvicorn's question whether to leave a request that asks for an upgrade alone: until we decided."""

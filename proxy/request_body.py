@@ -70,9 +70,13 @@ async def hang_up(receive: Receive) -> ProxyError:
 
 
 def check_framing(scope: Scope, limit_bytes: int) -> None:
+    """Raises `InvalidRequest` for framing that two readers may understand differently, or that ends here with
+    the coding of the body lost; `BodyTooLarge` for a declared length."""
     lengths = {value for name, value in scope["headers"] if name == b"content-length"}
-    chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
-    if len(lengths) > 1 or (lengths and chunked):
+    codings = [value.strip().lower() for name, value in scope["headers"] if name == b"transfer-encoding"]
+    if codings not in ([], [b"chunked"]):
+        raise InvalidRequest("no transfer coding but chunked is understood")
+    if len(lengths) > 1 or (lengths and codings):
         raise InvalidRequest("content-length contradicts the rest of the request's framing")
     for length in lengths:
         if length.isdigit() and int(length) > limit_bytes:

@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections import OrderedDict
 
+from engine_bridge.errors import Unmappable
 from engine_bridge.mapping.mapper import ChatMapper, MappingState
 from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.ranges import MappedPrompt
@@ -13,6 +14,10 @@ from engine_bridge.mapping.workers import RenderWorkers
 
 INLINE_CHARS = 16_384
 """Text that is tokenised on the event loop: 4 ms or less of it."""
+
+MAX_CHARS = 16 * 2**20
+"""Text that is tokenised at all: about four million tokens. What is larger would keep a thread busy for
+minutes, for a prompt that the engine has refused long before."""
 
 INLINE_MESSAGES = 64
 """Messages that are normalised or rendered again on the event loop."""
@@ -73,7 +78,10 @@ class MappingService:
         rendering = mapper.resume(prepared, state, INLINE_MESSAGES)
         if rendering is None:
             rendering = await self._workers.render(prepared.facts.source, prepared.given)
-        if mapper.chars_to_encode(rendering, state) > INLINE_CHARS:
+        num_chars = mapper.chars_to_encode(rendering, state)
+        if num_chars > MAX_CHARS:
+            raise Unmappable(f"{num_chars} new characters are more than any model's context holds")
+        if num_chars > INLINE_CHARS:
             return await asyncio.to_thread(mapper.finish, prepared, rendering, state)
         return mapper.finish(prepared, rendering, state)
 

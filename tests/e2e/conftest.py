@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_bridge.stack.engine_stack import EngineStack
+from engine_bridge.stack.engine_stack import EngineStack, StackOptions
 from tests.e2e.agent import Cache, World, config_for, world_of
 
 HERE = Path(__file__).parent
@@ -25,7 +25,9 @@ def engine_stack() -> Iterator[EngineStack]:
     Without an engine environment the tests fail rather than pass unseen; `make e2e` builds it first. The
     stack is shared: a test that restarts a server leaves it running, and nobody may expect an empty cache.
     """
-    stack = EngineStack()
+    # A lookup whose call never comes back, because a server died between them, keeps its chunks locked.
+    locks = ("--l1-read-ttl-seconds", "60", "--l1-write-ttl-seconds", "60")
+    stack = EngineStack(options=StackOptions(extra_lmcache=locks))
     asyncio.run(stack.start())
     yield stack
     asyncio.run(stack.stop())

@@ -9,10 +9,15 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from proxy.http_server import HandoverProtocol
+
+SECONDS = 60.0
+"""Bound of every wait: many megabytes on a machine that has much else to do."""
+
 
 @asynccontextmanager
-async def serve(app: Any, http: Any = "auto") -> AsyncIterator[int]:
-    """Serve `app` with uvicorn's own protocol class, or another; gives the port. Calls still open at the end
+async def serve(app: Any, http: Any = HandoverProtocol) -> AsyncIterator[int]:
+    """Serve `app` with the product's protocol class, or another; gives the port. Calls still open at the end
     are cancelled."""
     config = uvicorn.Config(
         app,
@@ -38,6 +43,10 @@ async def serve(app: Any, http: Any = "auto") -> AsyncIterator[int]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # who was accepted a moment ago
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.wait_for(server.wait_closed(), SECONDS)
 
 
 @dataclass
@@ -94,7 +103,7 @@ class RawClient:
         return data
 
     async def response(self, *, head_only: bool = False) -> RawResponse:
-        status, headers = await asyncio.wait_for(self.read_head(), 10)
+        status, headers = await asyncio.wait_for(self.read_head(), SECONDS)
         found = {name.lower(): value for name, value in headers}
         pieces: list[bytes] = []
         complete = True
@@ -104,7 +113,7 @@ class RawClient:
             elif b"content-length" in found:
                 pieces.append(await self.reader.readexactly(int(found[b"content-length"])))
             elif found.get(b"transfer-encoding") == b"chunked":
-                while piece := await asyncio.wait_for(self.read_chunk(), 10):
+                while piece := await asyncio.wait_for(self.read_chunk(), SECONDS):
                     pieces.append(piece)
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             pieces.append(getattr(error, "partial", b""))
@@ -115,7 +124,11 @@ class RawClient:
         self.writer.transport.abort()
 
     def close(self) -> None:
-        self.writer.close()
+        """End the connection now: what the peer did not take yet is not waited for."""
+        if self.writer.transport.get_write_buffer_size():
+            self.hang_up()
+        else:
+            self.writer.close()
 
 
 async def fetch(

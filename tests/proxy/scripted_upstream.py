@@ -121,6 +121,7 @@ class ScriptedUpstream:
         self._arrivals: asyncio.Queue[Exchange] = asyncio.Queue()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
 
     @property
     def port(self) -> int:
@@ -148,12 +149,16 @@ class ScriptedUpstream:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        for writer in self._writers:
+            # What nobody reads any more would keep it open.
+            writer.transport.abort()
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        self._writers.add(writer)
         self.num_connections += 1
         number = self.num_connections
         pending = b""

@@ -125,14 +125,22 @@ async def test_a_handshake_behind_other_requests_waits_for_its_turn() -> None:
     [
         b"CONNECT engine:8000 HTTP/1.1\r\nHost: engine:8000\r\n\r\n",
         b"\x16\x03\x01\x02\x00",
-        b"GET /one HTTP/1.1\r\nHost: x\r\n" + H2C + b"\r\nnot HTTP\r\n\r\n",
     ],
 )
 async def test_what_nobody_can_answer_is_refused(nonsense: bytes) -> None:
     app = App()
     said = await talk(app, nonsense)
-    assert b"HTTP/1.1 400 Bad Request" in said
-    assert all(path == "/one" for _, path, _, _ in app.asked)
+    assert said.startswith(b"HTTP/1.1 400 Bad Request")
+    assert app.asked == []
+
+
+async def test_what_nobody_can_answer_behind_an_ignored_wish_ends_the_connection_behind_its_answer() -> None:
+    app = App()
+    said = await talk(app, b"GET /one HTTP/1.1\r\nHost: x\r\n" + H2C + b"\r\nnot HTTP\r\n\r\n" + LAST)
+    assert [path for _, path, _, _ in app.asked] == ["/one"]
+    assert said.startswith(b"HTTP/1.1 200 OK")
+    assert said.endswith(b"GET /one 0")
+    assert b"connection: close" in said
 
 
 async def test_whoever_takes_over_gets_what_came_early_and_everything_after() -> None:

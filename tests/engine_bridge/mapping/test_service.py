@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from engine_bridge.errors import RejectedByEngine
+from engine_bridge.errors import RejectedByEngine, Unmappable
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.prompts import ChatPrompt
-from engine_bridge.mapping.service import INLINE_MESSAGES, MappingService
+from engine_bridge.mapping.service import INLINE_MESSAGES, MAX_CHARS, MappingService
 from engine_bridge.mapping.workers import RenderWorkers
 from tests.engine_bridge.mapping.conversations import CHATML, Walk, comparable, toy_profile
 
@@ -67,6 +67,13 @@ async def test_a_failed_map_leaves_the_context_usable(mapper, service):
         await service.map("c", ChatPrompt(messages=[{"role": "user", "content": 5}]))
     assert service.token_ids("c") is None
     assert comparable(await service.map("c", good)) == comparable(mapper.map(good))
+
+
+async def test_a_prompt_that_no_model_could_take_is_not_tokenised(mapper, service):
+    with pytest.raises(Unmappable, match="context"):
+        await service.map("c", ChatPrompt(messages=[{"role": "user", "content": "x" * (MAX_CHARS + 1)}]))
+    prompt = ChatPrompt(messages=[{"role": "user", "content": "x"}])
+    assert comparable(await service.map("c", prompt)) == comparable(mapper.map(prompt))
 
 
 async def test_a_fork_starts_from_its_parents_tokens(mapper, service):
