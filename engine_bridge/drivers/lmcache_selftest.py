@@ -206,6 +206,7 @@ class StartupTest:
                     f"{model.id} stands in cache keys as {name}, for another engine as {known}: start both "
                     "with one --model value, or neither finds what the other stored"
                 )
+                return None
         adapters = [model.id for model in models if model.parent]
         if adapters and not self._salts_adapters:
             self._problems.append(
