@@ -115,7 +115,7 @@ class EngineReach:
         if not reached:
             raise next(iter(away.values()))
         first = next(iter(reached))
-        warnings = [f"engine {b.name} is not reached: {error}" for b, error in away.items()]
+        warnings = [f"engine {b.name} is not proven: {error}" for b, error in away.items()]
         for backend, identity in reached.items():
             if identity.version != reached[first].version:
                 warnings.append(

@@ -1,8 +1,10 @@
 """Which engine each context's calls go to: what is remembered of it, and what the log says."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
-from lifecycle.core.ids import ContextKey, Namespace
+from lifecycle.core.events import CallArrived, CallEnded, RecordedEvent
+from lifecycle.core.ids import ContextKey, Namespace, context_stream
 from lifecycle.core.state import ContextState
 from lifecycle.tracker import Tracker
 from proxy.affinity import Kinship, Placed
@@ -24,6 +26,7 @@ class Placing:
         self._backends = backends
         self._tracker = tracker
         self._served: OrderedDict[str, str] = OrderedDict()
+        tracker.listeners.append(self._heard)
 
     def place(self, request: CallRequest) -> Placed:
         """Where a call of a context goes. Nothing is sent yet."""
@@ -89,6 +92,14 @@ class Placing:
                 break
             state = parent
         return str(state.key) if state is not None else f"{tenant}/{context_id}"
+
+    def _heard(self, batch: Sequence[RecordedEvent]) -> None:
+        """What the log knows is not remembered here: another proxy may have moved the context since."""
+        for recorded in batch:
+            if isinstance(recorded.event, CallArrived | CallEnded) and recorded.event.backend:
+                uid = recorded.stream.removeprefix(context_stream(""))
+                if self._served.get(uid) == recorded.event.backend:
+                    del self._served[uid]
 
     def _remember(self, uid: str, name: str) -> None:
         self._served[uid] = name

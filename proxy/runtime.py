@@ -198,7 +198,8 @@ class Runtime:
     def warnings(self) -> tuple[str, ...]:
         """What is wrong without standing against control."""
         keys = (self.keys.problem,) if self.keys.problem else ()
-        return (*keys, *self.reach.warnings, *self.read_models.warnings, *self.log_keeper.warnings)
+        gone = [f"engine {b.name} takes no calls: {b.down}" for b in self.backends.all if b.down]
+        return (*keys, *gone, *self.reach.warnings, *self.read_models.warnings, *self.log_keeper.warnings)
 
     def contexts_by_backend(self) -> Counter[str]:
         """Open contexts by the engine that served them last."""

@@ -103,7 +103,7 @@ class LmcacheMp:
         )
         return SelfTest(
             ok=self._is_trusted,
-            problems=tuple(found.problems) or tuple(found.unreached.values()),
+            problems=tuple(found.problems),
             chunk_size=found.chunk_size,
             bytes_per_token=found.bytes_per_token,
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from lifecycle.core.events import CallArrived, CallEnded
 from lifecycle.core.ids import Namespace
+from lifecycle.core.observations import CallArrival
 from lifecycle.vocabulary import IdentityRung
 from proxy.affinity import OVERLOAD_FLOOR, ranked
 from tests.proxy.several_engines import Several, several_engines
@@ -113,6 +114,16 @@ async def test_a_call_that_another_engine_took_is_recorded_so(tmp_path: Path) ->
         await it.engines[place].revive()
         await it.until_seen(lambda: not it.backend(place).down)
         assert await it.served(longer(longer(LIST, "x"), "y"), lifecycle(ctx="survivor")) == other
+
+
+async def test_what_the_log_says_later_counts_more_than_what_we_did_before(tmp_path: Path) -> None:
+    async with several_engines(tmp_path) as it:
+        (place,) = await lives(it, "shared", calls=1)
+        other = "b" if place == "a" else "a"
+        # As another proxy on the same log would record it.
+        arrival = CallArrival(at_ns=1, call_id="theirs", head=b"h", messages=(), backend=other)
+        await it.runtime.tracker.observe(it.context("shared").uid, arrival)
+        assert await it.served(longer(LIST, "x"), lifecycle(ctx="shared")) == other
 
 
 async def test_with_nobody_there_the_client_reads_why(tmp_path: Path) -> None:
