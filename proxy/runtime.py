@@ -86,7 +86,8 @@ class Runtime:
         self.metrics = Metrics(self.tracker)
         self.limits = Limits(self.tracker, config.limits, limits_by_tenant(config), self.metrics.limited)
         self.metrics.show_tenants(self.limits.calls)
-        BackendMetrics(self.metrics.registry, self.backends, self.contexts_by_backend)
+        if self.backends.several:
+            BackendMetrics(self.metrics.registry, self.backends, self.contexts_by_backend)
         self.reclaimer = Reclaimer(
             self.tracker,
             self.cache,

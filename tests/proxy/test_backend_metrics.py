@@ -33,3 +33,8 @@ async def test_every_engine_has_its_series_and_clients_make_none(tmp_path: Path)
         assert await value("kvtether_backend_losses_total", place) == 1
         text = (await it.admin.get("/metrics")).text
         assert set(re.findall(r'backend="([^"]*)"', text)) == {"a", "b"}
+
+
+async def test_one_engine_alone_has_no_series(tmp_path: Path) -> None:
+    async with several_engines(tmp_path, ("only",)) as it:
+        assert "kvtether_backend" not in (await it.admin.get("/metrics")).text
