@@ -17,7 +17,7 @@ from lifecycle.core.ids import split_keys
 from lifecycle.vocabulary import DirectiveOutcome
 from proxy.config import BackendConfig, Config, UpstreamConfig
 from proxy.doctor import examine
-from tests.e2e.agent import KV_RANK, Agent, Cache, World, config_for, lifecycle, polled, prose, world_of
+from tests.e2e.agent import KV_RANK, Agent, Cache, World, config_for, polled, prose, world_of
 
 NAMES = ("a", "b")
 LONG_SECONDS = 120.0
@@ -187,7 +187,8 @@ async def test_an_engine_that_is_killed_is_stood_in_for_and_its_kv_counts_as_los
         assert it.place(survivor) == "a"
         listed = (await world.http.get(f"{world.up.data_url}/v1/models")).json()
         assert [m["id"] for m in listed["data"]] == [it.stack.options.model_name]
-        found = {f.subject: f for f in await examine(world.runtime.config)}
+        asked = msgspec.structs.replace(world.runtime.config, log_url="memory:")
+        found = {f.subject: f for f in await examine(asked)}
         assert not found["upstream b"].ok
         assert found["upstream a"].ok
         # The KV of the dead engine lies on with its cache server, and goes with the context all the same.
@@ -201,8 +202,6 @@ async def test_an_engine_that_is_killed_is_stood_in_for_and_its_kv_counts_as_los
     finally:
         await it.stack.revive(node.vllm)
     await polled(lambda: everybody_is_well(it))
-    headers = lifecycle(ctx="afterwards")
-    assert headers
     await it.agent_on("b")
 
 

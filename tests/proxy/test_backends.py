@@ -1,6 +1,8 @@
 """Which engines may take a call, the way there, and what is counted on it."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.affinity import Kinship, Placed
 from proxy.backends import Backends
@@ -141,3 +143,44 @@ def test_an_address_that_is_none_is_named() -> None:
         several(a=NOBODY, b="ftp://h")
     with pytest.raises(InvalidConfig, match=r"upstream\.url: "):
         Backends(Config(upstream=UpstreamConfig(url="h:8000")))
+
+
+LIFE = st.lists(
+    st.tuples(
+        st.sampled_from(["down", "up", "drain", "resume", "busy", "idle", "call"]),
+        st.sampled_from(["a", "b", "c"]),
+        st.integers(0, 5),
+    ),
+    max_size=60,
+)
+
+
+@given(LIFE)
+def test_over_any_life_of_engines_contexts_move_only_when_they_must(
+    life: list[tuple[str, str, int]],
+) -> None:
+    backends = several(a=NOBODY, b=NOBODY, c=NOBODY)
+    held: dict[int, str] = {}
+    for what, name, number in life:
+        backend = next(each for each in backends.all if each.name == name)
+        match what:
+            case "down":
+                backends.take_down(backend, "gone")
+            case "up":
+                backends.bring_back(backend)
+            case "drain" | "resume":
+                backend.draining = what == "drain"
+            case "busy" | "idle":
+                backend.load = 50 if what == "busy" else 0
+            case "call":
+                usable = names(backends, "m")
+                parent_on = held.get(number - 1, "") if number % 2 else ""
+                kin = Kinship(root=f"r{number // 2}", held_by=held.get(number, ""), parent_on=parent_on)
+                placed = backends.place(kin, "m")
+                assert placed.backend in usable
+                if number in held:
+                    assert (placed.backend == held[number]) == (held[number] in usable)
+                held[number] = placed.backend
+                order = [each.name for each in backends.route(placed, kin.root, "m")._order]
+                assert order[0] == placed.backend
+                assert sorted(order) == sorted(usable)
