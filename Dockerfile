@@ -7,7 +7,7 @@ COPY lifecycle lifecycle
 COPY engine_bridge engine_bridge
 COPY proxy proxy
 COPY migrations migrations
-RUN pip install --no-cache-dir -c constraints/base.txt . \
+RUN pip install --no-cache-dir -c constraints/base.txt ".[tracing]" \
  && useradd --create-home --uid 10001 kvtether \
  && install -d -o kvtether /var/lib/kvtether
 USER kvtether

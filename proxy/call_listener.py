@@ -28,7 +28,7 @@ class CallObserver(Protocol):
         """The call is over; called exactly once, before the last bytes reach the client.
 
         So whatever a client sends after it has read the whole answer arrives behind this. `reason` is
-        empty for COMPLETED. An answer that is an error is FAILED.
+        empty for COMPLETED, and in our words. An answer that is an error is FAILED.
         """
         ...
 
@@ -101,11 +101,11 @@ class CallListener:
         self._guarded(lambda observer: observer.on_end(end, facts, reason))
 
     def _complete_as_told(self) -> None:
-        error = self._tap.facts().error if self._tap is not None else ""
+        # In our words: what an engine says of a bad request may quote the prompt, and reasons are recorded.
         if self._status >= 400:
-            self.end(CallEnd.FAILED, error or f"the engine answered {self._status}")
-        elif error:
-            self.end(CallEnd.FAILED, error)
+            self.end(CallEnd.FAILED, f"the engine answered {self._status}")
+        elif self._tap is not None and self._tap.facts().error:
+            self.end(CallEnd.FAILED, "the engine's answer says that it failed")
         else:
             self.end(CallEnd.COMPLETED, "")
 

@@ -1,16 +1,14 @@
 """`kvtether`: serve, look, and switch off."""
 
 import asyncio
-import logging
 import signal
-import sys
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import httpx
-import structlog
 import typer
 import uvloop
 from rich.console import Console
@@ -20,12 +18,16 @@ from lifecycle.errors import LifecycleError
 from lifecycle.vocabulary import Mode
 from proxy.admin_client import DEFAULT_ADMIN, AdminError, AdminKey, AdminUrl, ask, headers
 from proxy.backends_cli import backends_app
-from proxy.config import DEFAULT_FILE, Config, InvalidConfig, json_schema, load_config
+from proxy.config import DEFAULT_FILE, Config, InvalidConfig
+from proxy.config_cli import config_app
+from proxy.config_source import ConfigSource, load_config
 from proxy.keys_cli import keys_app
+from proxy.log_output import configure_logging
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(keys_app, name="keys")
 app.add_typer(backends_app, name="backends")
+app.add_typer(config_app, name="config")
 console = Console()
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: kvtether.yaml if it is there.")]
@@ -72,23 +74,27 @@ def serve(
         "mode": mode.value if mode else None,
         "holdout": _share(holdout),
     }
-    configure_logging()
-    settings = _load(config, overrides)
+    file = _file(config)
+    settings = _load(file, overrides)
+    source = ConfigSource(partial(load_config, file, overrides), file)
+    configure_logging(settings.logging.level, settings.logging.format)
     if embedded:
-        _serve_embedded(settings, model_path, script)
+        _serve_embedded(settings, model_path, script, source)
         return
     try:
-        uvloop.run(serve_until_signalled(settings))
+        uvloop.run(serve_until_signalled(settings, source))
     except InvalidConfig as error:
         _fail(str(error))
 
 
-def _serve_embedded(settings: Config, model_path: str | None, script: Path | None) -> None:
+def _serve_embedded(
+    settings: Config, model_path: str | None, script: Path | None, source: ConfigSource
+) -> None:
     from engine_bridge.errors import Unmappable
     from proxy.embedded import serve_embedded
 
     try:
-        uvloop.run(serve_embedded(settings, model_path, script))
+        uvloop.run(serve_embedded(settings, model_path, script, source))
     except (InvalidConfig, Unmappable, OSError, ValueError) as error:
         _fail(str(error))
 
@@ -116,7 +122,7 @@ def demo(
     from proxy.demo.command import demo as play
     from proxy.demo.command import usual_plan
 
-    configure_logging(logging.WARNING)
+    configure_logging("warning")
     # Real engines are processes: they are stopped however this one is told to stop.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -134,7 +140,8 @@ def doctor(
     events: Annotated[str | None, typer.Option(help="ZMQ endpoint of the engine's KV events.")] = None,
 ) -> None:
     """Say which level you have, what stands in the way, and how to mend it. Frees nothing."""
-    from proxy.doctor import examine
+    from proxy.doctor import Finding, examine
+    from proxy.surroundings import look_around
 
     overrides = {
         "upstream.url": upstream,
@@ -143,7 +150,12 @@ def doctor(
         "cache.coordinator_url": coordinator,
         "cache.events_endpoint": events,
     }
-    findings = asyncio.run(examine(_load(config, overrides)))
+    settings = _load(config, overrides)
+
+    async def everything() -> list[Finding]:
+        return [*await examine(settings), *await look_around(settings)]
+
+    findings = asyncio.run(everything())
     for finding in findings:
         mark = "[green]ok[/]  " if finding.ok else "[red]fix[/] "
         console.print(f"{mark} {finding.subject}: {finding.text}", soft_wrap=True, highlight=False)
@@ -229,27 +241,6 @@ def report(
         console.print(report_table(document), highlight=False)
 
 
-@app.command(name="config-schema")
-def config_schema() -> None:
-    """Print the JSON schema of kvtether.yaml."""
-    console.print_json(data=json_schema())
-
-
-def configure_logging(level: int = logging.INFO) -> None:
-    """Logs as one line of key=value to standard error, from `level` on."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
-
 def _share(text: str | None) -> float | None:
     """A share as people write it: 0.05 or 5%."""
     if text is None:
@@ -260,11 +251,13 @@ def _share(text: str | None) -> float | None:
         _fail(f"--holdout {text}: a share like 0.05 or 5% is expected")
 
 
+def _file(path: Path | None) -> Path | None:
+    return DEFAULT_FILE if path is None and DEFAULT_FILE.exists() else path
+
+
 def _load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
-    if path is None and DEFAULT_FILE.exists():
-        path = DEFAULT_FILE
     try:
-        return load_config(path, overrides)
+        return load_config(_file(path), overrides)
     except InvalidConfig as error:
         _fail(str(error))
 

@@ -3,13 +3,11 @@
 Secrets never stand in the file: a field that ends in `_env` names the environment variable that holds one.
 """
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-import yaml
 
 from lifecycle.vocabulary import Mode
 from proxy.auth import ApiKey, KeyScope
@@ -43,6 +41,12 @@ class Listener(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: Annotated[str, _doc("Address to bind.")] = "127.0.0.1"
     port: Annotated[int, _doc("TCP port; 0 picks a free one.", ge=0, le=65535)] = 8700
+
+
+class AdminListener(Listener, frozen=True, forbid_unknown_fields=True):
+    """Where the admin API listens."""
+
+    port: Annotated[int, _doc("TCP port; 0 picks a free one.", ge=0, le=65535)] = 8701
 
 
 class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,11 +187,38 @@ class HarmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 3
 
 
+class LoggingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written to standard error."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        _doc("From this level on. `info` has one line for each call, `debug` one for every request."),
+    ] = "info"
+    format: Annotated[
+        Literal["auto", "json", "console"],
+        _doc(
+            "`json`: one object a line; `console`: for people; `auto`: `console` on a terminal, else `json`."
+        ),
+    ] = "auto"
+
+
+class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """OpenTelemetry traces. `OTEL_EXPORTER_OTLP_HEADERS` and `OTEL_RESOURCE_ATTRIBUTES` count as well."""
+
+    endpoint: Annotated[
+        str,
+        _doc("OTLP collector, over HTTP: `http://host:4318`. Empty: no traces. Needs `kvtether[tracing]`."),
+    ] = ""
+    sample: Annotated[
+        float, _doc("Share of the calls traced that come without a trace of their own.", ge=0, le=1)
+    ] = 1.0
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be set."""
 
     data: Annotated[Listener, _doc("The engine's surface, `/kv/v1/ops` and hooks.")] = Listener()
-    admin: Annotated[Listener, _doc("Health, metrics and the admin API.")] = Listener(port=8701)
+    admin: Annotated[AdminListener, _doc("Health, metrics and the admin API.")] = AdminListener()
     upstream: UpstreamConfig = UpstreamConfig()
     upstreams: Annotated[
         tuple[BackendConfig, ...],
@@ -218,6 +249,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = False
     limits: Annotated[LimitsConfig, _doc("What each tenant may have.")] = LimitsConfig()
     tenants: tuple[TenantConfig, ...] = ()
+    logging: LoggingConfig = LoggingConfig()
+    tracing: TracingConfig = TracingConfig()
     log_url: Annotated[
         str, _doc("The event log: `sqlite:///path`, `redis://host/0?prefix=kvtether`, or `memory:`.")
     ] = "sqlite:///kvtether.db"
@@ -270,38 +303,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-def load_config(
-    path: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Config:
-    """Read and check. `overrides` are dotted names to values. Raises `InvalidConfig`."""
-    raw: dict[str, Any] = {}
-    if path is not None:
-        try:
-            loaded = yaml.safe_load(path.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise InvalidConfig(f"{path}: {error}") from error
-        if loaded is not None and not isinstance(loaded, dict):
-            raise InvalidConfig(f"{path}: a mapping is expected at the top")
-        raw = loaded or {}
-    secrets = {ADMIN_KEY_VARIABLE, *_secret_variables(raw)}
-    for name, value in (os.environ if environment is None else environment).items():
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in secrets:
-            names = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
-            _set(raw, names, _environment_value(name, value))
-    for dotted, value in (overrides or {}).items():
-        if value is not None:
-            _set(raw, dotted.split("."), value)
-    try:
-        config = msgspec.convert(raw, Config, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidConfig(str(error)) from error
-    _check(config)
-    _check_one_way(config, raw)
-    return config
-
-
 def api_key(key: KeyConfig, environment: Mapping[str, str]) -> ApiKey:
     """The key as the authenticator takes it. Raises `InvalidConfig`."""
     secret = f"sha256:{key.key_sha256}" if key.key_sha256 else environment.get(key.key_env, "")
@@ -319,36 +320,8 @@ def json_schema() -> dict[str, Any]:
     return msgspec.json.schema(Config)
 
 
-def _environment_value(name: str, value: str) -> Any:
-    if not value.lstrip().startswith(("[", "{")):
-        return value
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise InvalidConfig(f"{name}: {error}") from error
-
-
-def _secret_variables(raw: Any) -> Iterator[str]:
-    """Environment variables that the file names as holding a secret."""
-    if isinstance(raw, Mapping):
-        for name, value in raw.items():
-            if str(name).endswith("_env") and isinstance(value, str):
-                yield value
-            yield from _secret_variables(value)
-    elif isinstance(raw, list):
-        for item in raw:
-            yield from _secret_variables(item)
-
-
-def _set(raw: dict[str, Any], names: list[str], value: Any) -> None:
-    for name in names[:-1]:
-        raw = raw.setdefault(name, {})
-        if not isinstance(raw, dict):
-            raise InvalidConfig(f"{'.'.join(names)}: {name} is not a section")
-    raw[names[-1]] = value
-
-
-def _check(config: Config) -> None:
+def check(config: Config) -> None:
+    """What no type says. Raises `InvalidConfig`: the field, a colon, and what is wrong."""
     names = [m.name for m in config.models]
     if len(set(names)) != len(names):
         raise InvalidConfig("models: a name stands there twice")
@@ -361,16 +334,16 @@ def _check(config: Config) -> None:
     engines = [e.name for e in config.upstreams]
     if len(set(engines)) != len(engines):
         raise InvalidConfig("upstreams: a name stands there twice")
+    if config.upstreams:
+        _check_one_way(config)
 
 
-def _check_one_way(config: Config, raw: Mapping[str, Any]) -> None:
-    """Engines are named in one place: what was written beside `upstreams` would silently not count."""
-    if not config.upstreams:
-        return
-    for section, field in (
-        ("upstream", "url"),
-        ("cache", "events_endpoint"),
-        ("cache", "replay_endpoint"),
-    ):
-        if raw.get(section, {}).get(field):
-            raise InvalidConfig(f"{section}.{field} and upstreams: keep one, each of upstreams has its own")
+def _check_one_way(config: Config) -> None:
+    """Engines are named in one place: what stands beside `upstreams` would silently not count."""
+    unused = {
+        "upstream.url": config.upstream.url != UpstreamConfig().url,
+        "cache.events_endpoint": bool(config.cache.events_endpoint),
+        "cache.replay_endpoint": bool(config.cache.replay_endpoint),
+    }
+    for field in (name for name, said in unused.items() if said):
+        raise InvalidConfig(f"{field}: each of upstreams has its own, so keep one or the other")

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
 
 from lifecycle.core.ids import Namespace
-from lifecycle.vocabulary import BACKEND_HEADER, CACHE_SALT, MAX_OFFLOAD_TOKENS, Mode
+from lifecycle.vocabulary import BACKEND_HEADER, CACHE_SALT, MAX_OFFLOAD_TOKENS, CallEnd, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
 from proxy.backends import Backends, Route
 from proxy.body_edit import RETURN_TOKEN_IDS, SESSION_ID, RequestEdit, edit_request_body
@@ -33,6 +34,7 @@ from proxy.ops_api import OpsApi
 from proxy.placing import Placing
 from proxy.problems import caller_error, send_response
 from proxy.request_body import Receive, Scope, read_body
+from proxy.request_record import REFUSED, the_request
 from proxy.tracked_call import TrackedCall
 from proxy.tracking import Tracking
 from proxy.tunnel import HANDOVER, Tunnel
@@ -77,6 +79,7 @@ class DataApp:
         self,
         backends: Backends,
         placing: Placing,
+        observed: Callable[[Upstream], Upstream],
         auth: Authenticator,
         tracking: Tracking,
         modes: Modes,
@@ -89,6 +92,7 @@ class DataApp:
     ) -> None:
         self._backends = backends
         self._placing = placing
+        self._observed = observed
         self._auth = auth
         self._tracking = tracking
         self._modes = modes
@@ -110,6 +114,7 @@ class DataApp:
         self._metrics.in_flight.inc()
         try:
             caller = self._auth.authenticate(scope["headers"])
+            the_request().tenant = caller.tenant
             caller.require(KeyScope.ADMIN if is_engine_admin(path) else KeyScope.CALL)
             if scope["method"] in _INFERENCE_METHODS or HANDOVER in scope.get("extensions", {}):
                 with self._limits.call(caller.tenant):
@@ -121,9 +126,10 @@ class DataApp:
                 await self._list_models(scope, send)
             else:
                 await self._pass_through(scope, receive, send)
-        except ClientGone:
-            pass
+        except ClientGone as gone:
+            the_request().gave_up(CallEnd.ABORTED, str(gone))
         except ProxyError as refusal:
+            the_request().gave_up(REFUSED, str(refusal))
             await send_response(send, caller_error(refusal, path), close=isinstance(refusal, InvalidRequest))
         finally:
             self._metrics.in_flight.dec()
@@ -136,11 +142,12 @@ class DataApp:
                 scope,
                 receive,
                 send,
-                self._way(scope),
+                self._observed(self._way(scope)),
                 credentials=self._auth.upstream_credentials(),
                 limit_bytes=self._max_body_bytes,
                 tunnel=tunnel,
             )
+            the_request().ended(outcome)
             if outcome.status == SWITCHING_PROTOCOLS:
                 self._metrics.untracked.inc()
         finally:
@@ -186,6 +193,7 @@ class DataApp:
             model, client_salt = (chat.model, chat.document.get(CACHE_SALT)) if chat else await _hints(body)
             salt = self.salt(caller.tenant, client_salt)
             mode = self._modes.of(model, caller.tenant)
+            the_request().asks_for(model)
             namespace = self._tracking.namespace(model, salt)
             if chat is not None and mode is not Mode.BYPASS:
                 call = await self._begin(caller.tenant, namespace, chat, scope["headers"])
@@ -205,6 +213,10 @@ class DataApp:
         edited = await edit_request_body(body, edit)
         held = time.perf_counter() - arrived
         self._metrics.held_seconds.labels(mode).observe(held)
+        record = the_request()
+        record.held_seconds, record.mode, record.speaks = held, mode.value, mode is not Mode.BYPASS
+        if call is not None:
+            record.context, record.call = call.request.identity.context_id, call.request.call_id
 
         route = self._route(caller.tenant, model, call, scope["headers"])
 
@@ -218,13 +230,16 @@ class DataApp:
             scope,
             receive,
             send,
-            route,
+            self._observed(route),
             edited.body,
             credentials=self._auth.upstream_credentials(),
             response_headers=added if mode is not Mode.BYPASS else None,
-            observer=call,
+            observer=record.listening(call),
             cut_ids=call is not None and call.asks_ids,
         )
+        record.ended(outcome)
+        if call is not None and call.mapping is not None and call.mapping.done():
+            record.mapping = call.mapping_kind
         if untracked and 0 < outcome.status < FIRST_ERROR_STATUS:
             # A name that is not ours held us up only if the engine knew it: a typo must not stop reclaim.
             self._tracking.untracked.note(untracked[0], f"inference of {untracked[0].model!r}")

@@ -20,7 +20,10 @@ Written by `make docs` from `proxy/config.py`; edit the code, not this page.
 Settings come from `kvtether.yaml` in the working directory (or `--config`), environment variables and
 flags; the later ones win. `{ENVIRONMENT_PREFIX}UPSTREAM__URL` sets `upstream.url`: two underscores step
 into a section, and the value is read as YAML. `name[].field` is a field of each entry of a list. An unknown
-setting stops the start. `kvtether.schema.json` says the same to editors; `kvtether config-schema` prints it.
+setting stops the start; `kvtether config validate` names every problem with its line. `kvtether.schema.json`
+says the same to editors (`kvtether config schema` prints it), by a first line of the file:
+`# yaml-language-server: $schema=./kvtether.schema.json`. What a running proxy takes over without a restart:
+[operations.md](operations.md).
 
 Secrets never stand in the file: a setting that ends in `_env` names the environment variable that holds one.
 Choose a name that does not begin with `{ENVIRONMENT_PREFIX}`. `{ADMIN_KEY_VARIABLE}` is read by the commands

@@ -14,8 +14,9 @@ from engine_bridge.drivers.sim import SimCache
 from engine_bridge.sim.embedded import EmbeddedEngine, EmbeddedOptions
 from engine_bridge.sim.hardware import EngineConfig
 from engine_bridge.sim.replies import Script, load_script
-from proxy.app import Serving, serving
+from proxy.app import Serving, reload_on_hangup, serving
 from proxy.config import Config, ModelConfig
+from proxy.config_source import ConfigSource
 
 CHUNK_TOKENS = 64
 L2_BYTES = 500_000_000_000
@@ -51,14 +52,22 @@ def embedded_config(config: Config, engine: EmbeddedEngine) -> Config:
 
 
 @asynccontextmanager
-async def serving_before(config: Config, engine: EmbeddedEngine) -> AsyncIterator[Serving]:
+async def serving_before(
+    config: Config, engine: EmbeddedEngine, source: ConfigSource | None = None
+) -> AsyncIterator[Serving]:
     """Serve before an engine that runs, and control its cache."""
+    own = source and ConfigSource(lambda: embedded_config(source.load(), engine), source.file)
     control = SimCache(engine.runner, engine.options.model_name, l2_pins=config.cache.l2_pins)
-    async with serving(embedded_config(config, engine), control) as up:
+    async with serving(embedded_config(config, engine), control, source=own) as up:
         yield up
 
 
-async def serve_embedded(config: Config, model_path: str | None = None, script: Path | None = None) -> None:
+async def serve_embedded(
+    config: Config,
+    model_path: str | None = None,
+    script: Path | None = None,
+    source: ConfigSource | None = None,
+) -> None:
     """Start engine and proxy, say where they are, and stop both on SIGINT or SIGTERM.
 
     Raises `InvalidConfig`, `InvalidScript`, and what loading the model raises.
@@ -68,7 +77,8 @@ async def serve_embedded(config: Config, model_path: str | None = None, script: 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     engine = EmbeddedEngine(embedded_options(model_path), script=said)
-    async with engine, serving_before(config, engine) as up:
+    async with engine, serving_before(config, engine, source) as up:
+        reload_on_hangup(up)
         name, answers = engine.options.model_name, "from the script" if said else "pseudo-text"
         _say("\n[bold]SIMULATED ENGINE[/]    there is no model behind this: answers are " + answers)
         _say("                    and times are estimates; tokens, cache keys and hits are real")

@@ -74,6 +74,12 @@ class HoldWatch:
         """How many pins the cache holds for us, as far as we know."""
         return len(self._holder.held_pins()) if self._holder is not None else 0
 
+    @property
+    def num_leaked(self) -> int:
+        """How many of them no pin of a context stands behind: given back at the next comparison."""
+        held = self._holder.held_pins() if self._holder is not None else ()
+        return sum(not self._has_pin(pin) and not self._changing(_owner(pin)) for pin in held)
+
     async def adopt(self, vault: Vault) -> None:
         """Take over what an earlier run held, and keep in the vault from now on. Raises `LogUnavailable`."""
         pins = unpacked(await vault.load())
@@ -170,15 +176,17 @@ class HoldWatch:
         """Whether a context has this pin on this chain. While it is under change the question is put off."""
         if "pin" not in self._cache.capabilities.supported:
             return False
-        uid = pin.pin_id.rpartition(":p")[0]
-        state = self._tracker.contexts.states.get(uid)
-        if state is not None and any(
-            each.pin_id == pin.pin_id and chain(state.versions, each.tip) == pin.keys for each in state.pins
-        ):
+        if self._has_pin(pin):
             return True
-        changing = self._changing(uid)
+        changing = self._changing(_owner(pin))
         self._put_off |= changing
         return changing
+
+    def _has_pin(self, pin: HeldPin) -> bool:
+        state = self._tracker.contexts.states.get(_owner(pin))
+        return state is not None and any(
+            each.pin_id == pin.pin_id and chain(state.versions, each.tip) == pin.keys for each in state.pins
+        )
 
     async def _keep(self) -> None:
         if self._holder is None or self._vault is None:
@@ -188,3 +196,8 @@ class HoldWatch:
             if pins != self._kept:
                 await self._vault.replace(packed(pins))
                 self._kept = pins
+
+
+def _owner(pin: HeldPin) -> str:
+    """The context whose pin it is."""
+    return pin.pin_id.rpartition(":p")[0]

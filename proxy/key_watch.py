@@ -28,7 +28,7 @@ class KeyWatch:
     """
 
     def __init__(self, config: Config, take: Callable[[KeySet], None]) -> None:
-        self.path = Path(config.keys_file or DEFAULT_KEYS_FILE)
+        self.path = _path(config)
         self.problem = ""
         self._must_be_there = bool(config.keys_file)
         self._take = take
@@ -41,11 +41,34 @@ class KeyWatch:
             self._take(read_keys(self.path).valid())
         except FileNotFoundError as error:
             if self._must_be_there:
-                raise InvalidConfig(
-                    f"keys_file: {self.path} is not there; make a key with `kvtether keys create`"
-                ) from error
+                raise _not_there(self.path) from error
         except InvalidKeys as error:
             raise InvalidConfig(f"keys_file: {error}") from error
+
+    def prepared(self, config: Config) -> Callable[[], None]:
+        """What follows the file that a configuration names from when it is called on; it cannot fail.
+
+        Raises `InvalidConfig` as `begin` does, for another file than the one that is followed.
+        """
+        if _path(config) == self.path:
+            return lambda: None
+        other = KeyWatch(config, self._take)
+        try:
+            keys: KeySet | None = read_keys(other.path).valid()
+        except FileNotFoundError as error:
+            if config.keys_file:
+                raise _not_there(other.path) from error
+            keys = None
+        except InvalidKeys as error:
+            raise InvalidConfig(f"keys_file: {error}") from error
+        seen = other._stamp()
+
+        def follow() -> None:
+            self.path, self.problem, self._seen = other.path, "", seen
+            if keys is not None:
+                self._take(keys)
+
+        return follow
 
     async def run(self) -> None:
         """Look for changes, for ever."""
@@ -55,8 +78,9 @@ class KeyWatch:
 
     async def look(self) -> None:
         """Take the file in if it is another than the one last seen. Never raises for what stands in it."""
+        path = self.path
         stamp, content = await asyncio.to_thread(self._changed)
-        if stamp == self._seen:
+        if stamp == self._seen or path != self.path:
             return
         self._seen = stamp
         if isinstance(content, KeyFile):
@@ -87,6 +111,14 @@ class KeyWatch:
         except OSError:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _path(config: Config) -> Path:
+    return Path(config.keys_file or DEFAULT_KEYS_FILE)
+
+
+def _not_there(path: Path) -> InvalidConfig:
+    return InvalidConfig(f"keys_file: {path} is not there; make a key with `kvtether keys create`")
 
 
 def refuse_strangers(config: Config, auth: Authenticator) -> None:

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy.auth import DEFAULT_TENANT, KeyScope
-from proxy.config import DEFAULT_FILE, DEFAULT_KEYS_FILE, InvalidConfig, load_config
+from proxy.config import DEFAULT_FILE, DEFAULT_KEYS_FILE, InvalidConfig
+from proxy.config_source import load_config
 from proxy.keys import InvalidKeys, KeyFile, create_key, read_keys, revoke_key
 from proxy.system import SystemClock
 

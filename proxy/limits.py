@@ -59,6 +59,10 @@ class Limits:
         self._opening: dict[str, set[str]] = {}
         self._allowances: dict[str, _Allowance] = {}
 
+    def take(self, general: LimitsConfig, own: Mapping[str, LimitsConfig]) -> None:
+        """These hold from now on; what somebody has more than that he keeps."""
+        self._general, self._own = general, own
+
     def of(self, tenant: str) -> LimitsConfig:
         """What the tenant may have."""
         return self._own.get(tenant, self._general)

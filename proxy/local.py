@@ -10,8 +10,8 @@ from rich.console import Console
 from engine_bridge.stack.engine_stack import EngineStack, StackOptions
 from lifecycle.vocabulary import Mode
 from proxy.app import serving
-from proxy.cli import configure_logging
 from proxy.config import CacheConfig, Config, ModelConfig, UpstreamConfig
+from proxy.log_output import configure_logging
 
 RUN_DIR = Path(".run")
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Hashable
 
 import structlog
 
+from proxy.request_record import current_request, run_for
 from proxy.tasks import Tasks
 
 log = structlog.get_logger(__name__)
@@ -27,7 +28,11 @@ class Mailboxes:
         self._idle.set()
 
     def post(self, key: Hashable, job: Job, behind: Hashable = None) -> None:
-        """Put a job behind those that wait under the key, and behind those that wait now under `behind`."""
+        """Put a job behind those that wait under the key, and behind those that wait now under `behind`.
+
+        It runs for the request that it was posted for, whoever's task works it off.
+        """
+        job = _as_posted(job)
         if behind in self._jobs and behind != key:
             job = self._after(self._jobs[behind], job)
         jobs = self._jobs.get(key)
@@ -67,3 +72,13 @@ class Mailboxes:
         del self._jobs[key]
         if not self._jobs:
             self._idle.set()
+
+
+def _as_posted(job: Job) -> Job:
+    request = current_request()
+
+    async def run() -> None:
+        run_for(request)
+        await job()
+
+    return run

@@ -3,8 +3,16 @@
 Tenants are named by whoever gives out keys; all the same only so many get series of their own."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -23,11 +31,14 @@ from lifecycle.core.events import (
     PinSet,
     RecordedEvent,
 )
-from lifecycle.core.ids import KEY_BYTES, context_stream
+from lifecycle.core.ids import KEY_BYTES, Namespace, context_stream
 from lifecycle.core.pins import PIN_BUDGET_REASON, PIN_LIMIT_REASON
 from lifecycle.log_keeper import LogKeeper
 from lifecycle.tracker import Tracker
 from proxy.limits import Limit
+from proxy.request_metrics import RequestMetrics
+
+_CONTROL_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30)
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120)
 
@@ -37,12 +48,27 @@ MAX_TENANTS = 100
 OTHER_TENANTS = "(others)"
 
 
+class Holds(Protocol):
+    """Pins that the cache holds, as `HoldWatch` counts them."""
+
+    @property
+    def num_held(self) -> int: ...
+
+    @property
+    def num_leaked(self) -> int: ...
+
+    @property
+    def num_foreign(self) -> int: ...
+
+
 class Metrics:
     """Counts what became true, and samples what is true when it is scraped."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._tracker = tracker
+        self.requests = RequestMetrics(self.registry)
         self.held_seconds = Histogram(
             "kvtether_held_seconds",
             "Time from a call's last request byte until its body left for the engine.",
@@ -56,6 +82,18 @@ class Metrics:
         self._mismatches = self._counter("declaration_mismatches", "Lists without the declared length.")
         self._directives = self._counter("directives", "Directives by kind and outcome.", ["kind", "outcome"])
         self._chunks = self._counter("chunks_freed", "Chunks that a lookup no longer showed.", ["kind"])
+        self._reclaimed = self._counter("reclaimed_bytes", "KV of those chunks, where its size is known.")
+        self._chunk_bytes: Callable[[Namespace], int] = lambda namespace: 0
+        self._control = Histogram(
+            "kvtether_control_seconds",
+            "Time that a request to the cache's coordinator or servers took.",
+            ["operation"],
+            buckets=_CONTROL_SECONDS,
+            registry=self.registry,
+        )
+        self._control_failures = self._counter(
+            "control_failures", "Requests to the cache that failed.", ["operation"]
+        )
         self._confirmed = self._counter("chunks_confirmed", "Chunks that the cache showed.", ["stored"])
         self._pins = self._counter("pins", "Pins set and released.", ["what"])
         self.pin_repairs = self._counter("pin_repairs", "Pins that the cache held otherwise.", ["what"])
@@ -66,7 +104,7 @@ class Metrics:
         self.untracked = self._counter("untracked_calls", "Inference forwarded without being tracked.")
         self._limited = self._counter("limited", "Refusals by a tenant's limit.", ["tenant", "limit"])
         self._tenants: set[str] = set()
-        self.registry.register(_Sample(self._sample))
+        self.registry.register(Sample(self._sample))
         tracker.listeners.append(self._heard)
 
     def drifted(self, what: str, chunks: int) -> None:
@@ -98,7 +136,7 @@ class Metrics:
                     family.add_metric([label], number)
                 yield family
 
-        self.registry.register(_Sample(sample))
+        self.registry.register(Sample(sample))
 
     def _label(self, tenant: str) -> str:
         if tenant not in self._tenants and len(self._tenants) >= MAX_TENANTS:
@@ -106,13 +144,26 @@ class Metrics:
         self._tenants.add(tenant)
         return tenant
 
-    def show_holds(self, held: Callable[[], int], foreign: Callable[[], int]) -> None:
+    def show_holds(self, holds: Holds) -> None:
         """Export how many pins the cache holds for us, and how many objects others pin beside us."""
-        for name, text, number in (
-            ("cache_holds", "Pins that the cache holds for us.", held),
-            ("foreign_pins", "Cache objects in our models that somebody else pins.", foreign),
-        ):
-            Gauge(f"kvtether_{name}", text, registry=self.registry).set_function(number)
+
+        def sample() -> Iterable[GaugeMetricFamily]:
+            yield _gauge("cache_holds", "Pins that the cache holds for us.", holds.num_held)
+            yield _gauge("pins_leaked", "Of them those without a pin of a context.", holds.num_leaked)
+            text = "Cache objects in our models that somebody else pins."
+            yield _gauge("foreign_pins", text, holds.num_foreign)
+
+        self.registry.register(Sample(sample))
+
+    def controlled(self, operation: str, seconds: float, ok: bool) -> None:
+        """The cache was asked or told something."""
+        self._control.labels(operation).observe(seconds)
+        if not ok:
+            self._control_failures.labels(operation).inc()
+
+    def weigh_chunks(self, chunk_bytes: Callable[[Namespace], int]) -> None:
+        """From now on freed chunks are counted in bytes, too."""
+        self._chunk_bytes = chunk_bytes
 
     def render(self) -> bytes:
         """The text exposition."""
@@ -132,7 +183,7 @@ class Metrics:
                 age = (self._tracker.clock.now_ns() - keeper.taken_ns) / 1e9
                 yield _gauge("snapshot_age_seconds", "Time since the last snapshot.", age)
 
-        self.registry.register(_Sample(sample))
+        self.registry.register(Sample(sample))
 
     def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"kvtether_{name}", text, labels, registry=self.registry)
@@ -160,6 +211,9 @@ class Metrics:
                     self._directives.labels(kind, result.outcome).inc()
                     if kind in (Reclaim.__name__.lower(), Demote.__name__.lower()):
                         self._chunks.labels(kind).inc(result.applied)
+                        namespace = record.directive.namespace if record is not None else None
+                        if namespace is not None and kind == Reclaim.__name__.lower():
+                            self._reclaimed.inc(result.applied * self._chunk_bytes(namespace))
                 case _:
                     pass
 
@@ -180,6 +234,10 @@ class Metrics:
         yield _gauge("contexts_gapped", "Contexts with a tracking gap.", gapped)
         yield _gauge("pins_held", "Pins held.", sum(len(s.pins) for s in states))
         yield _gauge("log_position", "Position of the last event applied.", contexts.position)
+        waiting, oldest_ns = self._tracker.num_waiting, self._tracker.oldest_waiting_ns
+        lag = (self._tracker.clock.now_ns() - oldest_ns) / 1e9 if oldest_ns else 0.0
+        yield _gauge("log_waiting", "Observations that wait for the log.", waiting)
+        yield _gauge("log_lag_seconds", "How long the oldest of them has waited.", max(lag, 0.0))
         yield _gauge("log_degraded", "1 while observations wait for the log.", degraded)
         lost = "Models and tenants that only observe since too much was regretted."
         yield _gauge("harm_budget_exceeded", lost, len(contexts.demotions))
@@ -199,7 +257,9 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"kvtether_{name}", text, value=value)
 
 
-class _Sample(Collector):
+class Sample(Collector):
+    """Gauges that are read when they are scraped."""
+
     def __init__(self, sample: Callable[[], Iterable[GaugeMetricFamily]]) -> None:
         self._take = sample
 

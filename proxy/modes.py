@@ -24,9 +24,7 @@ class Modes:
     """
 
     def __init__(self, config: Config, demoted: Callable[[], Collection[tuple[str, str]]] = _nobody) -> None:
-        self._default = config.mode
-        self._rules = {(r.model, r.tenant): r.mode for r in config.modes}
-        self.holdout = config.holdout
+        self.take(config)
         self.bypass_all = False
         self.observe_only: set[str] = set()
         self.unfollowed = False
@@ -68,6 +66,12 @@ class Modes:
             self._default = rule.mode
         else:
             self._rules[rule.model, rule.tenant] = rule.mode
+
+    def take(self, config: Config) -> None:
+        """These rules and this holdout, and none of those from before."""
+        self._default = config.mode
+        self._rules = {(r.model, r.tenant): r.mode for r in config.modes}
+        self.holdout = config.holdout
 
     def describe(self) -> dict[str, object]:
         """What is in force, for the admin API."""

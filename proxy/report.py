@@ -80,6 +80,7 @@ class ReportKeeper:
         self.caught_up = asyncio.Event()
         self.samples: deque[DeadSample] = deque(maxlen=FINE_SAMPLES)
         self.coarse_samples: deque[DeadSample] = deque(maxlen=COARSE_SAMPLES)
+        metrics.weigh_chunks(self._chunk_bytes)
         self._tracker = tracker
         self._log = event_log
         self._cache = cache
@@ -180,6 +181,9 @@ class ReportKeeper:
         )
         self.samples.append(sample)
         return sample
+
+    def _chunk_bytes(self, namespace: Namespace) -> int:
+        return self.report.chunk_tokens(namespace) * self.report.token_bytes(namespace)
 
     async def _catch_up(self) -> None:
         contexts = self._tracker.contexts

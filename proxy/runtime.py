@@ -4,7 +4,7 @@ import asyncio
 import os
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
@@ -77,7 +77,11 @@ class Runtime:
         self.health = BackendHealth(self.backends)
         self.reach = EngineReach(config, self.backends, self.modes)
         self.prepared, self.models = self.reach.prepared, self.reach.models
-        self.cache = cache or cache_driver(config, self.reach.tokenize if config.models else None)
+        self.cache = cache or cache_driver(
+            config,
+            self.reach.tokenize if config.models else None,
+            lambda *told: self.metrics.controlled(*told),
+        )
         self.reach.cache = self.cache
         self.blocks = CallBlocks()
         self.tracker = Tracker(
@@ -145,7 +149,7 @@ class Runtime:
             self.placement.doubt,
             self.metrics.pin_repairs,
         )
-        self.metrics.show_holds(lambda: self.holds.num_held, lambda: self.holds.num_foreign)
+        self.metrics.show_holds(self.holds)
         self.pins = PinKeeper(
             self.tracker,
             self.reclaimer,
@@ -171,6 +175,7 @@ class Runtime:
             self.metrics,
             self.following.begun,
         )
+        self.told_beside: list[Callable[[], Sequence[str]]] = []
         self.stopping = asyncio.Event()
         """Set when the process is about to end: whoever streams without an end must end."""
 
@@ -200,7 +205,9 @@ class Runtime:
         """What is wrong without standing against control."""
         keys = (self.keys.problem,) if self.keys.problem else ()
         gone = [f"engine {b.name} takes no calls: {b.down}" for b in self.backends.all if b.down]
-        return (*keys, *gone, *self.reach.warnings, *self.read_models.warnings, *self.log_keeper.warnings)
+        more = [text for told in self.told_beside for text in told()]
+        known = (*keys, *gone, *self.reach.warnings)
+        return (*known, *self.read_models.warnings, *self.log_keeper.warnings, *more)
 
     def contexts_by_backend(self) -> Counter[str]:
         """Open contexts by the engine that served them last."""

@@ -5,9 +5,10 @@ fields it does not know. Checked against LMCache 0.5.6 and vLLM 0.32.0.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
-from urllib.parse import urlencode
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import urlencode, urlsplit
 
 import httpx
 import msgspec
@@ -24,6 +25,14 @@ LOOKUP_OBJECTS = 2000
 """A reply holds every chunk's token ids: more at once would keep the event loop busy for too long."""
 
 Reply = TypeVar("Reply")
+
+HeardCall: TypeAlias = Callable[[str, float, bool], None]
+"""Told of each request: method and path (of which there are a few), its seconds, and whether it went well."""
+
+
+def tell_nobody(operation: str, seconds: float, ok: bool) -> None:
+    """Nobody is told."""
+
 
 _PROCESS_START = re.compile(r"^process_start_time_seconds (\S+)$", re.MULTILINE)
 
@@ -101,7 +110,8 @@ class _Pins(msgspec.Struct):
 class LmcacheClient:
     """Every call raises `CacheUnavailable` for what went wrong on the other side or on the way."""
 
-    def __init__(self, coordinator_url: str) -> None:
+    def __init__(self, coordinator_url: str, heard: HeardCall = tell_nobody) -> None:
+        self._heard = heard
         self._coordinator = coordinator_url.rstrip("/")
         self._http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False)
 
@@ -116,10 +126,7 @@ class LmcacheClient:
     async def coordinator_began_ns(self) -> int:
         """When the coordinator's process started, by its own metrics; 0 where it exports none."""
         url = f"{self._coordinator}/metrics"
-        try:
-            response = await self._http.get(url)
-        except httpx.HTTPError as error:
-            raise CacheUnavailable(f"GET {url}: {type(error).__name__}: {error}") from error
+        response = await self._request("GET", url)
         told = _PROCESS_START.search(response.text) if response.is_success else None
         return int(float(told[1]) * 1e9) if told else 0
 
@@ -213,10 +220,7 @@ class LmcacheClient:
         """One request, decoded as `reply`; `absent` stands for a 404."""
         headers = {"content-type": "application/json", **(extra_headers or {})}
         content = None if body is None else msgspec.json.encode(body)
-        try:
-            response = await self._http.request(method, url, content=content, headers=headers)
-        except httpx.HTTPError as error:
-            raise CacheUnavailable(f"{method} {url}: {type(error).__name__}: {error}") from error
+        response = await self._request(method, url, content, headers)
         if response.status_code == 404 and absent is not None:
             return absent
         if response.is_error:
@@ -225,6 +229,24 @@ class LmcacheClient:
             return msgspec.json.decode(response.content, type=reply)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise CacheUnavailable(f"{method} {url}: unexpected reply: {error}") from error
+
+    async def _request(
+        self,
+        method: str,
+        url: str,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        began = time.perf_counter()
+        ok = False
+        try:
+            response = await self._http.request(method, url, content=content, headers=headers)
+            ok = not response.is_server_error
+        except httpx.HTTPError as error:
+            raise CacheUnavailable(f"{method} {url}: {type(error).__name__}: {error}") from error
+        finally:
+            self._heard(f"{method} {urlsplit(url).path}", time.perf_counter() - began, ok)
+        return response
 
 
 def _token_body(token_ids: Sequence[int], model_name: str, world_size: int, salt: str) -> dict[str, object]:

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from engine_bridge.drivers.lmcache_client import LmcacheClient
+from engine_bridge.drivers.lmcache_client import HeardCall, LmcacheClient, tell_nobody
 from engine_bridge.drivers.lmcache_keys import CannotExpand, Layout, layout_from_status
 from engine_bridge.drivers.lmcache_pins import HeldPin, PinLedger, Reconciled
 from engine_bridge.drivers.lmcache_reclaim import ChunkRemover, Target, by_chunk, tiers_of
@@ -37,6 +37,7 @@ class LmcacheMp:
 
     `key_models` maps served model names to the name in cache keys where the engines' `/v1/models` does not
     tell; `settle_seconds` 0 derives the wait between two looks from the servers' event flush interval.
+    `heard` is told of each control call.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class LmcacheMp:
         key_models: Mapping[str, str] | None = None,
         settle_seconds: float = 0.0,
         attempts: int = ATTEMPTS,
+        heard: HeardCall = tell_nobody,
     ) -> None:
-        self._client = LmcacheClient(coordinator_url)
+        self._client = LmcacheClient(coordinator_url, heard)
         self._engines = engines
         self._chunk_size = chunk_size
         self._l2_pins = l2_pins

@@ -8,7 +8,8 @@ import pytest
 from compose_pydantic import ComposeSpecification
 
 from proxy.auth import Authenticator, KeyScope
-from proxy.config import api_key, load_config
+from proxy.config import api_key
+from proxy.config_source import load_config
 from tests.architecture.deployment import REPOSITORY, compose, flags
 
 SERVICES = ("proxy", "vllm", "lmcache", "coordinator", "redis")

@@ -12,7 +12,8 @@ from tests.architecture.deployment import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "wire.md").read_text()
 ADMIN = "".join(
-    (REPOSITORY / "proxy" / f"{name}.py").read_text() for name in ("admin_api", "report_api", "backends_api")
+    (REPOSITORY / "proxy" / f"{name}_api.py").read_text()
+    for name in ("admin", "report", "status", "backends")
 )
 
 

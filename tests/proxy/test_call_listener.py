@@ -65,9 +65,14 @@ def test_a_whole_answer_ends_with_its_body() -> None:
     ("status", "content", "body", "reason"),
     [
         (500, JSON, b"oops", "the engine answered 500"),
-        (400, JSON, b'{"error":{"message":"bad"}}', "bad"),
-        (400, JSON, b'{"object":"error","message":"bad"}', "bad"),
-        (200, STREAM, sse({"error": {"message": "mid-stream"}}) + DONE, "mid-stream"),
+        (400, JSON, b'{"error":{"message":"bad"}}', "the engine answered 400"),
+        (400, JSON, b'{"object":"error","message":"bad"}', "the engine answered 400"),
+        (
+            200,
+            STREAM,
+            sse({"error": {"message": "mid-stream"}}) + DONE,
+            "the engine's answer says that it failed",
+        ),
     ],
 )
 def test_an_answer_that_is_an_error_has_failed(

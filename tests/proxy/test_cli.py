@@ -57,7 +57,7 @@ async def served(
     try:
         async with asyncio.timeout(SECONDS):
             told = ""
-            while not (found := re.search(r"data=(\S+) admin=(\S+)", told)):
+            while not (found := re.search(r'"data":"(\S+?)","admin":"(\S+?)"', told)):
                 line = await process.stderr.readline()
                 assert line, told
                 told += line.decode()
@@ -140,7 +140,7 @@ async def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
 
 
 async def test_the_schema_is_printed(tmp_path: Path) -> None:
-    status, said = await run(tmp_path, "config-schema")
+    status, said = await run(tmp_path, "config", "schema")
     assert status == 0
     jsonschema.Draft202012Validator.check_schema(json.loads(said))
 
@@ -173,3 +173,35 @@ async def test_the_report_is_asked_of_the_running_proxy(tmp_path: Path) -> None:
             status, said = await run(tmp_path, "report", "--since", "soon", "--admin", admin)
             assert status == 2
             assert "a span like 90s, 15m, 24h or 7d is expected" in said
+
+
+async def test_a_hangup_reads_the_file_anew_and_ends_nothing(tmp_path: Path) -> None:
+    async with ScriptedUpstream(ToyEngine(FakeCache()).script) as engine:
+        file = tmp_path / "kvtether.yaml"
+        written = f"upstream: {{url: '{engine.url}'}}\nlog_url: 'memory:'\nmode: "
+        file.write_text(f"{written}observe\n")
+        process = await start(tmp_path, "serve", "--port", "0", "--admin-port", "0")
+        assert process.stderr is not None
+        try:
+            said: dict[str, Any] = {}
+
+            async def until(event: str) -> None:
+                assert process.stderr is not None
+                while said.get("event") != event:
+                    said.clear()
+                    said.update(json.loads(await process.stderr.readline()))
+
+            async with asyncio.timeout(SECONDS), httpx.AsyncClient(timeout=SECONDS) as client:
+                await until("serving")
+                admin = said["admin"]
+                file.write_text(f"{written}enforce\n")
+                process.send_signal(signal.SIGHUP)
+                await until("the configuration was read")
+                assert (await client.get(f"{admin}/kv/v1/status")).json()["mode"] == "enforce"
+                process.send_signal(signal.SIGTERM)
+                await process.communicate()
+            assert process.returncode == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

@@ -9,7 +9,8 @@ import yaml
 
 from lifecycle.vocabulary import Mode
 from proxy.auth import KeyScope
-from proxy.config import Config, InvalidConfig, KeyConfig, api_key, json_schema, load_config
+from proxy.config import Config, InvalidConfig, KeyConfig, api_key, json_schema
+from proxy.config_source import load_config
 
 SAMPLE = """
 data: {host: 127.0.0.1, port: 0}
@@ -169,7 +170,7 @@ def test_several_engines_stand_in_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "overrides", "named"),
     [
-        ({"upstream": {"url": "http://127.0.0.1:8000"}}, {}, "upstream.url"),
+        ({"upstream": {"url": "http://e:8000"}}, {}, "upstream.url"),
         ({}, {"upstream.url": "http://e:1"}, "upstream.url"),
         ({"cache": {"events_endpoint": "tcp://e:1"}}, {}, "cache.events_endpoint"),
         ({"cache": {"replay_endpoint": "tcp://e:1"}}, {}, "cache.replay_endpoint"),
@@ -178,7 +179,7 @@ def test_several_engines_stand_in_its_place(tmp_path: Path) -> None:
 def test_engines_are_named_in_one_place(
     tmp_path: Path, sections: dict[str, object], overrides: dict[str, object], named: str
 ) -> None:
-    with pytest.raises(InvalidConfig, match=f"{named} and upstreams"):
+    with pytest.raises(InvalidConfig, match=f"{named}: each of upstreams"):
         load_config(written(tmp_path, upstreams=TWO, **sections), overrides, {})
 
 

@@ -333,6 +333,7 @@ async def test_whatever_breaks_the_answer_is_the_engines(tmp_path: Path, part: s
         app = DataApp(
             runtime.backends,
             runtime.placing,
+            lambda upstream: upstream,
             runtime.auth,
             parts["tracking"],
             parts["modes"],
@@ -499,6 +500,26 @@ async def test_many_at_once_are_each_answered_with_their_own(tmp_path: Path) -> 
         states = it.runtime.tracker.contexts.states.values()
         assert sum(len(s.attempts) for s in states) == 40
         assert not any(s.flights for s in states)
+
+
+async def test_what_an_engine_quotes_of_a_prompt_is_not_recorded(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        toy = it.engine.script
+
+        async def script(exchange: Exchange) -> None:
+            if exchange.method == "POST":
+                await exchange.read_body()
+                await exchange.respond_json({"error": {"message": "you wrote Xyzzy"}}, 400)
+            else:
+                await toy(exchange)
+
+        it.engine.script = script
+        assert "Xyzzy" in (await it.chat([user("Xyzzy")], lifecycle(ctx="a"))).text
+        recorded = await it.recorded()
+        assert [r.event.detail for r in recorded if isinstance(r.event, CallEnded)] == [
+            "the engine answered 400"
+        ]
+        assert "Xyzzy" not in str(recorded)
 
 
 # -- several engines --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.mailbox import Mailboxes
+from proxy.request_record import RequestRecord, current_request, run_for
 from proxy.tasks import owned_tasks
 
 
@@ -86,5 +87,28 @@ def test_a_job_runs_behind_all_that_was_posted_before_under_either_key(
             for earlier in range(number):
                 if posts[earlier][0] in (key, behind):
                     assert done.index(earlier) < done.index(number)
+
+    asyncio.run(run())
+
+
+def test_each_job_runs_for_the_request_that_it_was_posted_for() -> None:
+    async def run() -> None:
+        seen: list[str] = []
+
+        async def note() -> None:
+            request = current_request()
+            seen.append(request.id if request is not None else "")
+
+        async with owned_tasks() as tasks:
+            boxes = Mailboxes(tasks)
+            for number in range(3):
+                run_for(RequestRecord(f"r{number}"))
+                boxes.post("a", note)
+                boxes.post("b", note, behind="a")
+            run_for(None)
+            boxes.post("a", note)
+            await boxes.settled()
+        assert sorted(seen) == ["", "r0", "r0", "r1", "r1", "r2", "r2"]
+        assert [each for each in seen if each][:2] == ["r0", "r1"]
 
     asyncio.run(run())

@@ -6,12 +6,37 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from lifecycle.vocabulary import DirectiveOutcome, Mode
+from proxy import problems
 from proxy.limits import Limit
 from proxy.metrics import MAX_TENANTS
-from tests.proxy.toy_model import NAME
+from proxy.problems import OPENAI_TYPE_PREFIX
+from tests.lifecycle.fake_cache import FakeCache
+from tests.proxy.scripted_upstream import Exchange
+from tests.proxy.toy_model import CHUNK, NAME, ToyEngine
 from tests.proxy.whole_proxy import Whole, lifecycle, user, whole_proxy
 
-NAMED = {
+PROCESS = {
+    "process_cpu_seconds",
+    "process_max_fds",
+    "process_open_fds",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+    "process_virtual_memory_bytes",
+}
+NAMED = PROCESS | {
+    "kvtether_config_reloads",
+    "kvtether_config_refused",
+    "kvtether_config_waiting",
+    "kvtether_request_seconds",
+    "kvtether_upstream_first_byte_seconds",
+    "kvtether_upstream_failures",
+    "kvtether_answers",
+    "kvtether_control_seconds",
+    "kvtether_control_failures",
+    "kvtether_reclaimed_bytes",
+    "kvtether_pins_leaked",
+    "kvtether_log_waiting",
+    "kvtether_log_lag_seconds",
     "kvtether_held_seconds",
     "kvtether_calls_in_flight",
     "kvtether_calls",
@@ -88,6 +113,9 @@ async def test_calls_directives_and_chunks_are_counted(tmp_path: Path) -> None:
         await it.until(lambda: len(records) >= 3 and all(r.result for r in records.values()))
         freed = sum(r.result.applied for r in records.values() if type(r.directive).__name__ == "Reclaim")  # type: ignore[union-attr]
         counted = await scraped(it)
+        tested = it.runtime.self_test
+        token_bytes = tested.chunk_size * tested.bytes_per_token
+        assert counted["kvtether_reclaimed_bytes_total{}"] == freed * token_bytes > 0
         assert counted["kvtether_directives_total{kind=pin,outcome=applied}"] == 1
         assert counted["kvtether_chunks_freed_total{kind=reclaim}"] == freed > 0
         assert (counted["kvtether_pins_total{what=set}"], counted["kvtether_pins_total{what=released}"]) == (
@@ -117,8 +145,66 @@ async def test_nothing_that_a_client_chooses_becomes_a_label(tmp_path: Path) -> 
         assert CHOSEN not in text
         assert NAME not in re.findall(r'"([^"]*)"', text)
         assert len(text.splitlines()) == before
-        outcomes = {f'outcome="{o}"' for o in DirectiveOutcome}
-        assert all(o in outcomes for o in re.findall(r'outcome="[^"]*"', text))
+        outcomes = {str(o) for o in DirectiveOutcome}
+        told = re.findall(r'kvtether_directives_total\{.*outcome="([^"]*)"', text)
+        assert set(told) <= outcomes
+
+
+async def series(it: Whole) -> set[str]:
+    """Names and labels, without values."""
+    text = (await it.admin.get("/metrics")).text
+    return {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+
+
+async def test_hostile_names_make_no_series_beyond_a_fixed_number(tmp_path: Path) -> None:
+    """Models, paths, methods, agents, ids and keys that clients think of: the second dozen adds nothing."""
+
+    async def script(exchange: Exchange) -> None:
+        asked = exchange.header(b"x-answer")
+        if asked:
+            await exchange.read_body()
+            await exchange.respond(int(asked[0]), b"{}", [(b"content-type", b"application/json")])
+        else:
+            await toy.script(exchange)
+
+    toy = ToyEngine(FakeCache(chunk_size=CHUNK))
+    async with whole_proxy(tmp_path, Mode.OBSERVE, script=script) as it:
+
+        async def attack(numbers: range) -> None:
+            for n in numbers:
+                name = f"{CHOSEN}{n}"
+                headers = {
+                    "user-agent": name,
+                    "x-request-id": name,
+                    "traceparent": f"00-{n:032x}-{n:016x}-01",
+                    "x-answer": str(200 + n * 17 % 380),
+                    "x-litellm-session-id": name,
+                    "authorization": f"Bearer {name}",
+                    **lifecycle(ctx=name, agent=name, flow=name, parent=f"p{name}"),
+                }
+                body = {"model": name, "messages": [{"role": name, "content": name}]}
+                for path in (
+                    "/v1/chat/completions",
+                    f"/{name}/x",
+                    "/v1/responses",
+                    "/v1/messages",
+                    f"/kv/{name}",
+                ):
+                    await it.data.request("POST", path, json=body, headers=headers)
+                await it.data.request(f"M{n}", f"/v1/{name}", headers=headers)
+                await it.admin.get(f"/{name}")
+                await it.runtime.mailboxes.settled()
+
+        # What any client may bring about at all: every kind of status, outcome and API.
+        every = range(24)
+        await attack(every)
+        for status in range(200, 600):
+            await it.data.get("/x", headers={"x-answer": str(status)})
+        before = await series(it)
+        await attack(range(100, 112))
+        assert await series(it) == before
+        assert len(before) < 2_000
+        assert not [line for line in before if CHOSEN in line]
 
 
 async def test_only_so_many_tenants_get_series_of_their_own(tmp_path: Path) -> None:
@@ -130,3 +216,13 @@ async def test_only_so_many_tenants_get_series_of_their_own(tmp_path: Path) -> N
         assert len(counted) == MAX_TENANTS + 1
         assert counted["kvtether_limited_total{limit=concurrent_calls,tenant=(others)}"] == 2 * MAX_TENANTS
         assert sum(counted.values()) == 3 * MAX_TENANTS
+
+
+def test_every_metric_that_the_pages_name_exists() -> None:
+    repository = Path(__file__).resolve().parents[2]
+    pages = [repository / "README.md", *sorted((repository / "docs").glob("*.md"))]
+    named = {name for page in pages for name in re.findall(r"\bkvtether_[a-z_]+", page.read_text())}
+    metrics = {name.removesuffix("_total") for name in named if not name.endswith("_")}
+    errors = {f"{OPENAI_TYPE_PREFIX}{kind}" for _, _, kind in problems._KINDS}
+    sometimes = {"kvtether_read_models_lag_events", "kvtether_snapshot_age_seconds"}
+    assert metrics - errors <= NAMED | sometimes

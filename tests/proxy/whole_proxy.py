@@ -109,6 +109,10 @@ class Whole:
         finally:
             self.runtime.tracker.listeners.remove(listen)
 
+    def patience(self) -> asyncio.Timeout:
+        """The bound of a wait for what no event tells."""
+        return asyncio.timeout(SECONDS)
+
     async def events(self, *kinds: type[Event]) -> list[Any]:
         """What the log holds of these kinds, in order."""
         return [r.event for r in await self.recorded() if isinstance(r.event, kinds)]
