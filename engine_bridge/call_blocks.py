@@ -64,44 +64,48 @@ class _Block(NamedTuple):
 class CallBlocks:
     """Blocks by `session_id`. Use an id for one attempt of one call, and `forget` it when it is over.
 
-    `live` says whether somebody feeds it.
+    Several engines may feed it, each under a name: a block is known by its hash to its own engine only.
+    `live` says whether all of them do.
     """
 
     def __init__(self) -> None:
         self.live = False
-        self._ends: OrderedDict[int, int] = OrderedDict()
+        self._ends: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._engines: dict[str, str] = {}
         self._sessions: OrderedDict[str, dict[int, _Block]] = OrderedDict()
         self._num_tokens = 0
         self._first_ends: dict[str, int] = {}
         self._in_doubt: set[str] = set()
 
-    def take(self, batch: EventBatch) -> None:
-        """Take in one batch of the engine's stream, in order."""
+    def take(self, batch: EventBatch, engine: str = "") -> None:
+        """Take in one batch of an engine's stream, in order."""
         for event in batch.events:
             if isinstance(event, BlocksStored):
                 if event.tier is Tier.GPU:
-                    self._store(event)
+                    self._store(event, engine)
             elif isinstance(event, BlocksRemoved):
                 if event.tier is Tier.GPU:
                     for block in event.hashes:
-                        self._ends.pop(block, None)
+                        self._ends.pop((engine, block), None)
             elif isinstance(event, TierCleared | IncarnationChanged):
-                self._ends.clear()
+                for place in [place for place in self._ends if place[0] == engine]:
+                    del self._ends[place]
             elif isinstance(event, EventsMissed):
                 # What these calls report from now on may have been reported before: as loaded, perhaps.
-                self._in_doubt = set(self._sessions)
+                self._in_doubt |= {s for s, of in self._engines.items() if of == engine}
 
-    def _store(self, event: BlocksStored) -> None:
-        end = 0 if event.parent is None else self._ends.get(event.parent)
+    def _store(self, event: BlocksStored, engine: str) -> None:
+        end = 0 if event.parent is None else self._ends.get((engine, event.parent))
         if end is None or len(event.token_ids) != len(event.hashes) * event.block_size:
             return
         parent = event.parent
         reported_to = end + len(event.token_ids)
         if event.session_id is not None:
             self._first_ends.setdefault(event.session_id, reported_to)
+            self._engines[event.session_id] = engine
         for index, block in enumerate(event.hashes):
             start, end = end, end + event.block_size
-            self._ends[block] = end
+            self._ends[engine, block] = end
             if event.session_id is not None:
                 tokens = event.token_ids[index * event.block_size : (index + 1) * event.block_size]
                 # A call that was preempted reports blocks again that it loads now: the first report counts.
@@ -186,4 +190,5 @@ class CallBlocks:
         blocks = self._sessions.pop(session_id, {})
         self._num_tokens -= sum(len(block.tokens) for block in blocks.values())
         self._first_ends.pop(session_id, None)
+        self._engines.pop(session_id, None)
         self._in_doubt.discard(session_id)

@@ -39,13 +39,23 @@ MIN_LOOKS = 3
 """Looks at a call whose output was not counted: what it generated may be reported in any of them."""
 
 
+class Before(msgspec.Struct, frozen=True):
+    """What the cache showed of a call's keys before its answer: those it had not got, and those `elsewhere`.
+
+    The latter are not proven ours, and with several engines may lie where the call did not go.
+    """
+
+    absent: frozenset[bytes] = frozenset()
+    elsewhere: frozenset[bytes] = frozenset()
+
+
 class ComputedCall(msgspec.Struct, frozen=True, kw_only=True):
     """What was computed for one attempt, and what the engine said of it when it ended.
 
-    `keys` is the prompt's run of chunk keys, `token_ids` its tokens. `absent` are those of the keys that the
-    cache did not have before the answer. `session_id` labels the attempt's block events,
-    empty if it had no label of its own. `stored_limit` is the token behind which admission control stored
-    nothing, None without it. Token counts are -1 when the engine did not say.
+    `keys` is the prompt's run of chunk keys, `token_ids` its tokens. `before` is what the cache showed of
+    them before the answer. `session_id` labels the attempt's block events, empty if it had no label of its
+    own. `stored_limit` is the token behind which admission control stored nothing, None without it. Token
+    counts are -1 when the engine did not say.
     """
 
     uid: str
@@ -57,7 +67,7 @@ class ComputedCall(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     chunk_size: int
     completed: bool
-    absent: frozenset[bytes] = frozenset()
+    before: Before = Before()
     session_id: str = ""
     cached_tokens: int = -1
     output_tokens: int = -1
@@ -82,14 +92,15 @@ class ComputedCall(msgspec.Struct, frozen=True, kw_only=True):
         computed_from = self.cached_tokens // size if self.cached_tokens >= 0 else len(keys)
         if (computed_from + 1) * size == self.num_tokens and self.cached_tokens % size:
             computed_from += 1
-        return {key for at, key in enumerate(keys) if at >= computed_from or key in self.absent}
+        return {key for at, key in enumerate(keys) if at >= computed_from or key in self.before.absent}
 
 
 class Verifier:
     """Confirms, after each tracked call, what the cache holds of it, and learns what it generated.
 
     `pauses_seconds` are the pauses before each look at one call. `blind` says that what the cache's directory
-    does not show may be there all the same.
+    does not show may be there all the same. With `several` engines one that computes what lies with another
+    adds a copy, and proves nothing about whose the first one is.
     """
 
     def __init__(
@@ -99,26 +110,32 @@ class Verifier:
         blocks: CallBlocks,
         pauses_seconds: Sequence[float] = PAUSES_SECONDS,
         blind: Callable[[], bool] = lambda: False,
+        several: bool = False,
     ) -> None:
         self._tracker = tracker
         self._cache = cache
         self._blocks = blocks
         self._pauses_seconds = pauses_seconds
         self._blind = blind
+        self._several = several
 
-    async def absent(self, namespace: Namespace, keys: bytes) -> frozenset[bytes]:
-        """Which of a call's keys the cache has not got, of those not proven to be ours.
+    async def before(self, namespace: Namespace, keys: bytes) -> Before:
+        """What the cache shows of those of a call's keys that are not proven to be ours.
 
         To be asked before the call's answer. A cache that does not tell proves nothing.
         """
         unproven = self._tracker.contexts.index.unproven(namespace, keys)
         if not unproven or self._blind():
-            return frozenset()
+            return Before()
         try:
-            return frozenset(p.key for p in await self._cache.locate(namespace, unproven) if not p.tiers)
+            shown = await self._cache.locate(namespace, unproven)
         except CacheUnavailable as error:
             log.warning("the cache was not asked before a call", error=str(error))
-            return frozenset()
+            return Before()
+        return Before(
+            absent=frozenset(p.key for p in shown if not p.tiers),
+            elsewhere=frozenset(p.key for p in shown if p.tiers and self._several),
+        )
 
     async def verify(self, call: ComputedCall) -> None:
         """Look until everything expected was seen or the settle time is over; record what was seen.
@@ -136,7 +153,7 @@ class Verifier:
             await asyncio.sleep(pause)
             await self._books_are_kept()
             await self._find_generated(call, generated)
-            caused = call.caused() | self._computed(call)
+            caused = (call.caused() | self._computed(call)) - call.before.elsewhere
             wanted = dict.fromkeys(missing)
             own = b"".join([*(k for k in split_keys(call.stored_keys) if k in caused), *generated])
             wanted.update(dict.fromkeys(index.unproven(call.namespace, own)))

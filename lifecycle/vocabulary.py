@@ -113,6 +113,7 @@ SESSION_FINAL_HEADER = "x-kv-session-final"
 CONTEXT_HEADER = "x-kv-context"
 CALL_HEADER = "x-kv-call"
 MAPPING_HEADER = "x-kv-mapping"
+BACKEND_HEADER = "x-kv-backend"
 
 KV_TRANSFER_PARAMS = "kv_transfer_params"
 MAX_OFFLOAD_TOKENS = "lmcache.max_offload_tokens"

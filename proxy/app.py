@@ -13,6 +13,7 @@ import uvicorn
 from lifecycle.ports import CacheControl
 from lifecycle.store.opening import open_log
 from proxy.admin_api import AdminGuard, create_admin_app
+from proxy.backends_api import add_backend_routes
 from proxy.collector import spare_collector
 from proxy.config import Config, InvalidConfig, Listener
 from proxy.config_reload import ConfigReload, Reloadable
@@ -69,7 +70,9 @@ def create_data_app(runtime: Runtime, tracing: Tracing | None = None) -> Request
     config = runtime.config
     metrics = runtime.metrics.requests
     app = DataApp(
-        ObservedUpstream(runtime.upstream, metrics, tracing),
+        runtime.backends,
+        runtime.placing,
+        lambda upstream: ObservedUpstream(upstream, metrics, tracing),
         runtime.auth,
         runtime.tracking,
         runtime.modes,
@@ -105,6 +108,7 @@ async def serving(
         reload = _reloading(config, source or ConfigSource(lambda: config), runtime)
         admin = create_admin_app(runtime)
         add_status_routes(admin, runtime, reload)
+        add_backend_routes(admin, runtime)
         apps = (create_data_app(runtime, tracing), AdminGuard(admin, runtime))
         servers = [_server(Closing(app, runtime.drain), runtime.drain, config) for app in apps]
         tasks = await stack.enter_async_context(owned_tasks())
@@ -150,7 +154,11 @@ async def serve_until_signalled(config: Config, source: ConfigSource | None = No
         spare_collector()
         reload_on_hangup(up)
         log.info(
-            "serving", data=up.data_url, admin=up.admin_url, upstream=config.upstream.url, mode=config.mode
+            "serving",
+            data=up.data_url,
+            admin=up.admin_url,
+            upstream=" ".join(each.url for each in config.backends),
+            mode=config.mode,
         )
         first = await told.get()
         log.info("draining")

@@ -71,14 +71,12 @@ class Authenticator:
     Without a configured key and without a keys file everybody is the default tenant with every scope: for
     loopback only. A keys file in which no key is valid lets nobody in.
 
-    `upstream_key` is the engine's own key. With keys of ours and no key of the engine's, the engine gets
-    none: a caller's key is a secret between it and us.
+    With keys of ours the engine gets to see none of them: a caller's key is a secret between it and us.
     """
 
-    def __init__(self, keys: Sequence[ApiKey] = (), upstream_key: str = "") -> None:
+    def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
         self._callers: Mapping[bytes, Caller] = {k.sha256(): Caller(k.tenant, k.scopes) for k in keys}
         self._filed: KeySet | None = None
-        self._upstream_key = upstream_key
 
     @property
     def open(self) -> bool:
@@ -108,9 +106,7 @@ class Authenticator:
         return found
 
     def upstream_credentials(self) -> UpstreamCredentials:
-        """What to forward in place of the caller's key."""
-        if self._upstream_key:
-            return UpstreamCredentials(keep=False, authorization=b"Bearer " + self._upstream_key.encode())
+        """What to forward of the caller's key; an engine with a key of its own gets that in its place."""
         return UpstreamCredentials(keep=self.open)
 
 

@@ -6,8 +6,14 @@ from engine_bridge.drivers.lmcache_client import HeardCall, tell_nobody
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
 from engine_bridge.drivers.lmcache_selftest import Tokenize
 from engine_bridge.drivers.noop import NoCacheControl
+from engine_bridge.engine_address import EngineAddress
 from lifecycle.ports import CacheControl
 from proxy.config import Config
+
+
+def engine_addresses(config: Config) -> list[EngineAddress]:
+    """Every engine of the configuration, with its key from the environment."""
+    return [EngineAddress(b.url, b.name, os.environ.get(b.api_key_env, "")) for b in config.backends]
 
 
 def cache_driver(config: Config, tokenize: Tokenize | None, heard: HeardCall = tell_nobody) -> CacheControl:
@@ -16,13 +22,11 @@ def cache_driver(config: Config, tokenize: Tokenize | None, heard: HeardCall = t
     cache = config.cache
     if cache.driver == "none":
         return NoCacheControl("cache.driver is none: level 0 observes only")
-    key = os.environ.get(config.upstream.api_key_env, "")
     return LmcacheMp(
         cache.coordinator_url,
-        config.upstream.url.rstrip("/").removesuffix("/v1"),
+        engine_addresses(config),
         chunk_size=cache.chunk_size,
         l2_pins=cache.l2_pins,
         tokenize=tokenize,
-        upstream_headers={"authorization": f"Bearer {key}"} if key else None,
         heard=heard,
     )

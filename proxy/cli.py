@@ -16,7 +16,9 @@ from rich.progress import Progress
 
 from lifecycle.errors import LifecycleError
 from lifecycle.vocabulary import Mode
-from proxy.config import ADMIN_KEY_VARIABLE, DEFAULT_FILE, Config, InvalidConfig
+from proxy.admin_client import DEFAULT_ADMIN, AdminError, AdminKey, AdminUrl, ask, headers
+from proxy.backends_cli import backends_app
+from proxy.config import DEFAULT_FILE, Config, InvalidConfig
 from proxy.config_cli import config_app
 from proxy.config_source import ConfigSource, load_config
 from proxy.keys_cli import keys_app
@@ -24,16 +26,11 @@ from proxy.log_output import configure_logging
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(keys_app, name="keys")
+app.add_typer(backends_app, name="backends")
 app.add_typer(config_app, name="config")
 console = Console()
 
-DEFAULT_ADMIN = "http://127.0.0.1:8701"
-
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: kvtether.yaml if it is there.")]
-AdminUrl = Annotated[str, typer.Option("--admin", help="The proxy's admin listener.")]
-AdminKey = Annotated[
-    str, typer.Option("--admin-key", envvar=ADMIN_KEY_VARIABLE, help="API key with the admin scope.")
-]
 
 
 @app.command()
@@ -194,7 +191,7 @@ def tail(
     params = {} if after is None else {"after": after}
     try:
         with httpx.stream(
-            "GET", f"{admin}/kv/v1/events", params=params, headers=_headers(admin_key), timeout=None
+            "GET", f"{admin}/kv/v1/events", params=params, headers=headers(admin_key), timeout=None
         ) as response:
             response.raise_for_status()
             for line in response.iter_lines():
@@ -267,26 +264,9 @@ def _load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 
 def _ask(method: str, url: str, key: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
     try:
-        response = httpx.request(method, url, params=params, headers=_headers(key), timeout=30)
-        response.raise_for_status()
-    except httpx.HTTPStatusError as error:
-        _fail(f"{url}: {_detail(error.response) or error}")
-    except httpx.HTTPError as error:
-        _fail(f"{url}: {error}")
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
-def _detail(response: httpx.Response) -> str:
-    """What a refusal says in words; empty if it does not."""
-    try:
-        return f"{response.status_code} {response.json()['detail']}"
-    except (ValueError, LookupError, TypeError):
-        return ""
-
-
-def _headers(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"} if key else {}
+        return ask(method, url, key, params)
+    except AdminError as error:
+        _fail(str(error))
 
 
 def _fail(message: str) -> NoReturn:

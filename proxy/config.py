@@ -21,6 +21,9 @@ ADMIN_KEY_VARIABLE = "KVTETHER_ADMIN_KEY"
 
 DEFAULT_FILE = Path("kvtether.yaml")
 
+MAX_BACKENDS = 64
+"""Engines behind one proxy: each has metrics of its own."""
+
 DEFAULT_KEYS_FILE = "kvtether.keys.json"
 """Where keys are kept unless the configuration names another file."""
 
@@ -57,6 +60,26 @@ class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first_byte_seconds: Annotated[float, _doc("Time limit until the answer begins.", gt=0)] = 600.0
     idle_seconds: Annotated[float, _doc("Time limit between two pieces of an answer.", gt=0)] = 300.0
     max_body_bytes: Annotated[int, _doc("Largest request body; larger ones answer 413.", gt=0)] = 512 << 20
+
+
+class BackendConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of several engines. What `upstream` says besides its `url` holds for each of them."""
+
+    name: Annotated[
+        str,
+        _doc(
+            "What logs, metrics and `kvtether backends` call it.",
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        ),
+    ]
+    url: Annotated[str, _doc("Base URL of the engine; with or without `/v1`.")]
+    api_key_env: Annotated[
+        str, _doc("Environment variable with this engine's own key; empty takes that of `upstream`.")
+    ] = ""
+    events_endpoint: Annotated[
+        str, _doc("ZMQ endpoint of its KV events. Without it generated text stays in the cache.")
+    ] = ""
+    replay_endpoint: Annotated[str, _doc("ZMQ endpoint where it replays events that were missed.")] = ""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -209,6 +232,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: Annotated[Listener, _doc("The engine's surface, `/kv/v1/ops` and hooks.")] = Listener()
     admin: Annotated[AdminListener, _doc("Health, metrics and the admin API.")] = AdminListener()
     upstream: UpstreamConfig = UpstreamConfig()
+    upstreams: Annotated[
+        tuple[BackendConfig, ...],
+        _doc("Several engines, in place of `upstream.url`.", max_length=MAX_BACKENDS),
+    ] = ()
     models: tuple[ModelConfig, ...] = ()
     cache: CacheConfig = CacheConfig()
     mode: Annotated[Mode, _doc("Mode where no rule says otherwise.")] = Mode.OBSERVE
@@ -270,6 +297,24 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.005
     mapping_workers: Annotated[int, _doc("Processes for full renders.", ge=1, le=64)] = 1
 
+    @property
+    def backends(self) -> tuple[BackendConfig, ...]:
+        """Every engine with what it needs. One alone has no name."""
+        if self.upstreams:
+            key = self.upstream.api_key_env
+            return tuple(
+                msgspec.structs.replace(each, api_key_env=each.api_key_env or key) for each in self.upstreams
+            )
+        return (
+            BackendConfig(
+                name="",
+                url=self.upstream.url,
+                api_key_env=self.upstream.api_key_env,
+                events_endpoint=self.cache.events_endpoint,
+                replay_endpoint=self.cache.replay_endpoint,
+            ),
+        )
+
 
 def api_key(key: KeyConfig, environment: Mapping[str, str]) -> ApiKey:
     """The key as the authenticator takes it. Raises `InvalidConfig`."""
@@ -288,58 +333,6 @@ def json_schema() -> dict[str, Any]:
     return msgspec.json.schema(Config)
 
 
-def markdown_table() -> str:
-    """Every setting with type, default and meaning, for the documentation."""
-    rows = ["| setting | default | meaning |", "|---|---|---|"]
-    rows += _rows(Config, "")
-    return "\n".join(rows) + "\n"
-
-
-def _rows(struct: type[msgspec.Struct], prefix: str) -> list[str]:
-    rows = []
-    for field in msgspec.structs.fields(struct):
-        inner, text = _unwrap(field.type)
-        name = f"{prefix}{field.encode_name}"
-        item = _item_struct(inner)
-        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            rows += _rows_with_defaults(inner, name, field.default)
-        elif item is not None:
-            rows += _rows(item, f"{name}[].")
-        else:
-            default = field.default if field.default is not msgspec.NODEFAULT else "required"
-            default = default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-            rows.append(f"| `{name}` | `{_plain(default)}` | {text} |")
-    return rows
-
-
-def _rows_with_defaults(struct: type[msgspec.Struct], name: str, default: Any) -> list[str]:
-    rows = []
-    for field in msgspec.structs.fields(struct):
-        _, text = _unwrap(field.type)
-        value = getattr(default, field.name)
-        rows.append(f"| `{name}.{field.encode_name}` | `{_plain(value)}` | {text} |")
-    return rows
-
-
-def _unwrap(kind: Any) -> tuple[Any, str]:
-    metadata = getattr(kind, "__metadata__", ())
-    text = next((m.description for m in metadata if isinstance(m, msgspec.Meta) and m.description), "")
-    return getattr(kind, "__origin__", kind) if metadata else kind, text
-
-
-def _item_struct(kind: Any) -> type[msgspec.Struct] | None:
-    item = next(iter(getattr(kind, "__args__", ())), None)
-    return item if isinstance(item, type) and issubclass(item, msgspec.Struct) else None
-
-
-def _plain(value: Any) -> str:
-    if value is None:
-        return "unset"
-    if value in ((), {}, ""):
-        return "empty"
-    return str(value)
-
-
 def check(config: Config) -> None:
     """What no type says. Raises `InvalidConfig`: the field, a colon, and what is wrong."""
     names = [m.name for m in config.models]
@@ -351,3 +344,19 @@ def check(config: Config) -> None:
     named = [t.name for t in config.tenants]
     if len(set(named)) != len(named):
         raise InvalidConfig("tenants: a name stands there twice")
+    engines = [e.name for e in config.upstreams]
+    if len(set(engines)) != len(engines):
+        raise InvalidConfig("upstreams: a name stands there twice")
+    if config.upstreams:
+        _check_one_way(config)
+
+
+def _check_one_way(config: Config) -> None:
+    """Engines are named in one place: what stands beside `upstreams` would silently not count."""
+    unused = {
+        "upstream.url": config.upstream.url != UpstreamConfig().url,
+        "cache.events_endpoint": bool(config.cache.events_endpoint),
+        "cache.replay_endpoint": bool(config.cache.replay_endpoint),
+    }
+    for field in (name for name, said in unused.items() if said):
+        raise InvalidConfig(f"{field}: each of upstreams has its own, so keep one or the other")

@@ -95,9 +95,11 @@ def told_warnings(config: Config, environment: Mapping[str, str]) -> list[str]:
         for model in config.models
         if not Path(model.path).is_dir()
     ]
-    variable = config.upstream.api_key_env
-    if variable and not environment.get(variable):
-        found.append(f"upstream.api_key_env: {variable} is not set, so the engine gets no key")
+    for backend in config.backends:
+        variable = backend.api_key_env
+        if variable and not environment.get(variable):
+            engine = f"engine {backend.name}" if backend.name else "the engine"
+            found.append(f"upstream.api_key_env: {variable} is not set, so {engine} gets no key")
     return found
 
 
@@ -284,10 +286,13 @@ def _without(raw: Any, place: Place) -> bool:
 
 
 def _wrong_addresses(config: Config) -> Iterator[tuple[Place, str]]:
-    try:
-        UpstreamTarget.parse(config.upstream.url)
-    except ValueError as error:
-        yield ("upstream", "url"), f"{error}; like http://host:8000"
+    places: list[tuple[Place, str]] = [(("upstream", "url"), config.upstream.url)]
+    places += [(("upstreams", at, "url"), each.url) for at, each in enumerate(config.upstreams)]
+    for place, url in places:
+        try:
+            UpstreamTarget.parse(url)
+        except ValueError as error:
+            yield place, f"{error}; like http://host:8000"
     if not config.log_url.startswith(_LOG_SCHEMES):
         yield ("log_url",), f"begins with none of {', '.join(_LOG_SCHEMES)}"
     if config.read_models_url and not config.read_models_url.startswith(_ROWS_SCHEMES):

@@ -2,28 +2,31 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
 import structlog
 
 from lifecycle.core.ids import Namespace
-from lifecycle.vocabulary import CACHE_SALT, MAX_OFFLOAD_TOKENS, CallEnd, Mode
+from lifecycle.vocabulary import BACKEND_HEADER, CACHE_SALT, MAX_OFFLOAD_TOKENS, CallEnd, Mode
 from proxy.auth import Authenticator, Caller, KeyScope
+from proxy.backends import Backends, Route
 from proxy.body_edit import RETURN_TOKEN_IDS, RequestEdit, edit_request_body
 from proxy.call_readers import OFF_LOOP_BYTES, READERS, read_calls
 from proxy.engine_admin import is_engine_admin
 from proxy.engine_connection import SWITCHING_PROTOCOLS, Headers
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode_body
-from proxy.forward import Send, forward_call, pipe
+from proxy.forward import Send, forward_call, pipe, raw_target, request_headers
 from proxy.harness import harness_of
 from proxy.lifecycle_fields import read_lifecycle_fields
 from proxy.limits import Limits
+from proxy.merged_models import MODELS_PATH, answer_models
 from proxy.metrics import Metrics
 from proxy.modes import Modes
 from proxy.ops_api import OpsApi
+from proxy.placing import Placing
 from proxy.problems import caller_error, send_response
 from proxy.request_body import Receive, Scope, read_body
 from proxy.request_record import REFUSED, the_request
@@ -56,6 +59,7 @@ INFERENCE_PATHS = frozenset(
 """Paths whose bodies may carry KV parameters and whose tokens land in the cache."""
 
 _INFERENCE_METHODS = ("POST", "PUT")
+_BACKEND_HEADER = BACKEND_HEADER.encode()
 
 
 class DataApp:
@@ -63,7 +67,9 @@ class DataApp:
 
     def __init__(
         self,
-        upstream: Upstream,
+        backends: Backends,
+        placing: Placing,
+        observed: Callable[[Upstream], Upstream],
         auth: Authenticator,
         tracking: Tracking,
         modes: Modes,
@@ -74,7 +80,9 @@ class DataApp:
         salted: frozenset[str],
         max_body_bytes: int,
     ) -> None:
-        self._upstream = upstream
+        self._backends = backends
+        self._placing = placing
+        self._observed = observed
         self._auth = auth
         self._tracking = tracking
         self._modes = modes
@@ -104,6 +112,8 @@ class DataApp:
                         await self._infer(caller, scope, receive, send)
                     else:
                         await self._pass_through(scope, receive, send)
+            elif self._backends.several and (scope["method"], path) == ("GET", MODELS_PATH):
+                await self._list_models(scope, send)
             else:
                 await self._pass_through(scope, receive, send)
         except ClientGone as gone:
@@ -122,7 +132,7 @@ class DataApp:
                 scope,
                 receive,
                 send,
-                self._upstream,
+                self._observed(self._way(scope)),
                 credentials=self._auth.upstream_credentials(),
                 limit_bytes=self._max_body_bytes,
                 tunnel=tunnel,
@@ -133,6 +143,26 @@ class DataApp:
         finally:
             if tunnel is not None:
                 tunnel.abort()
+
+    def _way(self, scope: Scope) -> Upstream:
+        """To the engine that the request names, or to any. Raises `InvalidRequest`.
+
+        What changes an engine, or lays it open, is meant for one: with several it must be named.
+        """
+        path: str = scope["path"]
+        named = next((v.decode("latin-1") for n, v in scope["headers"] if n == _BACKEND_HEADER), "")
+        if not self._backends.several or not (named or is_engine_admin(path)):
+            _, _, model = path.partition(f"{MODELS_PATH}/")
+            return self._backends.anywhere(model)
+        backend = self._backends.find(named)
+        if backend is None:
+            known = ", ".join(self._backends.names)
+            raise InvalidRequest(f"{BACKEND_HEADER} must name the engine that is meant: one of {known}")
+        return self._backends.to(backend)
+
+    async def _list_models(self, scope: Scope, send: Send) -> None:
+        headers = request_headers(scope["headers"], self._auth.upstream_credentials(), keep_length=False)
+        await answer_models(self._backends.usable(), raw_target(scope), headers, send)
 
     def _note_tunnel(self) -> None:
         """What passes in a tunnel is not read: it may be inference, by any model."""
@@ -146,7 +176,7 @@ class DataApp:
         arrived = time.perf_counter()
         mode = Mode.BYPASS
         calls: Sequence[TrackedCall] = ()
-        salt = ""
+        model = salt = ""
         untracked: list[Namespace] = []
         try:
             asked, reason = await self._asked(scope["path"], body)
@@ -181,15 +211,19 @@ class DataApp:
         if call is not None:
             record.context, record.call = call.request.identity.context_id, call.request.call_id
 
+        route = self._route(caller.tenant, model, call, scope["headers"])
+
         def added() -> Headers:
-            timing = (b"server-timing", f"kvtether;dur={held * 1000:.2f}".encode())
-            return [*call.response_headers(), timing] if call is not None else [timing]
+            ours = [*call.response_headers()] if call is not None else []
+            if self._backends.several:
+                ours.append((_BACKEND_HEADER, route.taken_by.encode()))
+            return [*ours, (b"server-timing", f"kvtether;dur={held * 1000:.2f}".encode())]
 
         outcome = await forward_call(
             scope,
             receive,
             send,
-            self._upstream,
+            self._observed(route),
             edited.body,
             credentials=self._auth.upstream_credentials(),
             response_headers=added if mode is not Mode.BYPASS else None,
@@ -227,6 +261,15 @@ class DataApp:
             for at, each in enumerate(asked)
         ]
         return [await self._tracking.begin(request) for request in requests]
+
+    def _route(self, tenant: str, model: str, call: TrackedCall | None, headers: Headers) -> Route:
+        try:
+            if call is not None:
+                return self._placing.route(call)
+            return self._placing.route_unfollowed(tenant, model, read_lifecycle_fields(headers).ctx)
+        except Exception:
+            log.exception("a call goes to any engine")
+            return self._backends.anywhere(model)
 
     def _edit(self, salt: str, call: TrackedCall | None) -> RequestEdit:
         fields: dict[str, object] = {CACHE_SALT: salt} if salt else {}

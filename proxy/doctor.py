@@ -1,16 +1,19 @@
 """What stands between this deployment and control of its cache, one finding a line, each with its fix."""
 
 import asyncio
-import os
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from engine_bridge.cache_events import EventSubscriber
+from engine_bridge.engine_address import EngineAddress
+from engine_bridge.mapping.model_profile import ModelProfile
 from lifecycle.errors import LifecycleError
 from lifecycle.store.opening import MEMORY_LOG, open_log
-from proxy.cache_driver import cache_driver
-from proxy.config import Config
-from proxy.models import EngineUnreached, MappedModel, ask_engine, load_profile, plain_ids
+from proxy.cache_driver import cache_driver, engine_addresses
+from proxy.config import BackendConfig, Config
+from proxy.event_reading import no_events
+from proxy.models import EngineIdentity, EngineUnreached, MappedModel, ask_engine, load_profile, plain_ids
 
 LISTEN_SECONDS = 5.0
 """The engine reports a block in the step that fills it; this is much longer."""
@@ -25,18 +28,24 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 async def examine(config: Config) -> list[Finding]:
-    """Look at everything once. Sends one short probe call through the engine, and deletes nothing."""
+    """Look at everything once. Sends short probe calls through the engines, and deletes nothing."""
     findings = [await _log(config)]
-    key = os.environ.get(config.upstream.api_key_env, "")
-    try:
-        engine = await ask_engine(config.upstream.url, f"Bearer {key}" if key else "")
-    except EngineUnreached as error:
-        return [
-            *findings,
-            Finding("upstream", False, f"{error}; check upstream.url and that the engine runs"),
-        ]
-    served = ", ".join(engine.models) or "no model"
-    findings.append(Finding("upstream", True, f"version {engine.version or 'unknown'}, serves {served}"))
+    reached: dict[EngineAddress, EngineIdentity] = {}
+    for address in engine_addresses(config):
+        subject = f"upstream {address.name}".rstrip()
+        try:
+            engine = reached[address] = await ask_engine(address)
+        except EngineUnreached as error:
+            where = "the url in upstreams" if address.name else "upstream.url"
+            findings.append(Finding(subject, False, f"{error}; check {where} and that the engine runs"))
+        else:
+            said = f"version {engine.version or 'unknown'}, serves {_names(engine.models)}"
+            findings.append(Finding(subject, True, said))
+    if not reached:
+        return findings
+    if len({engine.version for engine in reached.values()}) > 1:
+        text = "engines run different versions, whose tokens may differ: run one version"
+        findings.append(Finding("versions", False, text))
     if not config.models:
         findings.append(
             Finding(
@@ -45,17 +54,13 @@ async def examine(config: Config) -> list[Finding]:
         )
     profile = None
     for model in config.models:
-        loaded = await asyncio.to_thread(load_profile, model, engine)
+        loaded = await asyncio.to_thread(load_profile, model, next(iter(reached.values())))
         if isinstance(loaded, MappedModel):
             findings.append(Finding(f"model {loaded.name}", False, loaded.reason))
         else:
             profile = profile or loaded
-            known = loaded.name in engine.models
-            text = (
-                f"mapped, fingerprint {loaded.fingerprint}" if known else f"the engine serves {served} only"
-            )
-            findings.append(Finding(f"model {loaded.name}", known, text))
-    heard = _listen(config.cache.events_endpoint)
+            findings.append(_served(loaded, reached))
+    heard = [(b, _listen(b.events_endpoint)) for b in config.backends]
     cache = cache_driver(config, (lambda text: plain_ids(profile, text)) if profile else None)
     try:
         tested = await cache.self_test()
@@ -69,12 +74,28 @@ async def examine(config: Config) -> list[Finding]:
                 )
             )
         if level:
-            findings.append(await _events(config.cache.events_endpoint, heard, tested.ok))
+            findings += [await _events(backend, listening, tested.ok) for backend, listening in heard]
     finally:
-        if heard is not None:
-            heard.cancel()
+        for _, listening in heard:
+            if listening is not None:
+                listening.cancel()
         await cache.close()
     return findings
+
+
+def _served(profile: ModelProfile, engines: Mapping[EngineAddress, EngineIdentity]) -> Finding:
+    """Whether somebody serves a model, and who does not: its calls go to the others."""
+    name, subject = profile.name, f"model {profile.name}"
+    without = [a.name for a, engine in engines.items() if name not in engine.models]
+    if len(without) == len(engines):
+        served = sorted({model for engine in engines.values() for model in engine.models})
+        return Finding(subject, False, f"the engine serves {_names(served)} only")
+    not_there = f"; not served by {', '.join(without)}" if without else ""
+    return Finding(subject, True, f"mapped, fingerprint {profile.fingerprint}{not_there}")
+
+
+def _names(models: Sequence[str]) -> str:
+    return ", ".join(models) or "no model"
 
 
 async def _log(config: Config) -> Finding:
@@ -100,25 +121,21 @@ def _listen(endpoint: str) -> asyncio.Task[None] | None:
     return asyncio.ensure_future(first_batch()) if endpoint else None
 
 
-async def _events(endpoint: str, heard: asyncio.Task[None] | None, probed: bool) -> Finding:
+async def _events(backend: BackendConfig, heard: asyncio.Task[None] | None, probed: bool) -> Finding:
+    endpoint, subject = backend.events_endpoint, f"KV events {backend.name}".rstrip()
     if heard is None:
-        return Finding(
-            "KV events",
-            False,
-            "none are read, so what calls generate stays in the cache: start the engine with "
-            "--kv-events-config and set cache.events_endpoint",
-        )
+        return Finding(subject, False, no_events([backend.name]))
     if not probed:
-        return Finding("KV events", False, f"{endpoint} was not tried: the self-test comes first")
+        return Finding(subject, False, f"{endpoint} was not tried: the self-test comes first")
     done, _ = await asyncio.wait([heard], timeout=LISTEN_SECONDS)
     if not done:
         return Finding(
-            "KV events",
+            subject,
             False,
             f"{endpoint} said nothing while the engine computed a probe call: check the address, and that "
             "the engine binds it (a wildcard or ipc endpoint in --kv-events-config)",
         )
     error = heard.exception()
     if error is not None:
-        return Finding("KV events", False, f"{endpoint}: {error}")
-    return Finding("KV events", True, f"heard from {endpoint}")
+        return Finding(subject, False, f"{endpoint}: {error}")
+    return Finding(subject, True, f"heard from {endpoint}")

@@ -3,8 +3,11 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
-from proxy.config import ADMIN_KEY_VARIABLE, ENVIRONMENT_PREFIX, json_schema, markdown_table
+import msgspec
+
+from proxy.config import ADMIN_KEY_VARIABLE, ENVIRONMENT_PREFIX, Config, json_schema
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README_BEGIN = "<!-- configuration: written by `make docs` -->\n"
@@ -38,6 +41,58 @@ def pages(readme: str) -> dict[str, str]:
         "kvtether.schema.json": json.dumps(json_schema(), indent=2) + "\n",
         "README.md": section.sub(lambda _: table, readme),
     }
+
+
+def markdown_table() -> str:
+    """Every setting with type, default and meaning, for the documentation."""
+    rows = ["| setting | default | meaning |", "|---|---|---|"]
+    rows += _rows(Config, "")
+    return "\n".join(rows) + "\n"
+
+
+def _rows(struct: type[msgspec.Struct], prefix: str) -> list[str]:
+    rows = []
+    for field in msgspec.structs.fields(struct):
+        inner, text = _unwrap(field.type)
+        name = f"{prefix}{field.encode_name}"
+        item = _item_struct(inner)
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            rows += _rows_with_defaults(inner, name, field.default)
+        elif item is not None:
+            rows += _rows(item, f"{name}[].")
+        else:
+            default = field.default if field.default is not msgspec.NODEFAULT else "required"
+            default = default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            rows.append(f"| `{name}` | `{_plain(default)}` | {text} |")
+    return rows
+
+
+def _rows_with_defaults(struct: type[msgspec.Struct], name: str, default: Any) -> list[str]:
+    rows = []
+    for field in msgspec.structs.fields(struct):
+        _, text = _unwrap(field.type)
+        value = getattr(default, field.name)
+        rows.append(f"| `{name}.{field.encode_name}` | `{_plain(value)}` | {text} |")
+    return rows
+
+
+def _unwrap(kind: Any) -> tuple[Any, str]:
+    metadata = getattr(kind, "__metadata__", ())
+    text = next((m.description for m in metadata if isinstance(m, msgspec.Meta) and m.description), "")
+    return getattr(kind, "__origin__", kind) if metadata else kind, text
+
+
+def _item_struct(kind: Any) -> type[msgspec.Struct] | None:
+    item = next(iter(getattr(kind, "__args__", ())), None)
+    return item if isinstance(item, type) and issubclass(item, msgspec.Struct) else None
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if value in ((), {}, ""):
+        return "empty"
+    return str(value)
 
 
 def main() -> None:

@@ -40,6 +40,7 @@ def embedded_config(config: Config, engine: EmbeddedEngine) -> Config:
     return msgspec.structs.replace(
         config,
         upstream=msgspec.structs.replace(config.upstream, url=engine.url),
+        upstreams=(),
         models=(ModelConfig(path=options.model_path, name=options.model_name),),
         cache=msgspec.structs.replace(
             config.cache,

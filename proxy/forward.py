@@ -51,16 +51,13 @@ def request_headers(
 ) -> list[tuple[bytes, bytes]]:
     """The client's headers as the engine gets them: without hop-by-hop ones, ours, and those we answer
     for."""
-    forwarded = [
+    return [
         (name, value)
         for name, value in end_to_end(headers)
         if not name.startswith(_OWN_PREFIX)
         and (name not in _NOT_FORWARDED or (keep_length and name == b"content-length"))
         and (credentials.keep or name not in _CREDENTIALS)
     ]
-    if not credentials.keep and credentials.authorization is not None:
-        forwarded.append((b"authorization", credentials.authorization))
-    return forwarded
 
 
 async def pipe(

@@ -139,7 +139,7 @@ class HoldWatch:
         for server, incarnation in self._servers.items():
             if found.get(server) != incarnation:
                 log.warning("a cache server started anew or went away", server=server)
-                self._doubt(f"cache server {server} started anew")
+                self._doubt(f"cache server {server} is gone or started anew")
         self._servers = found
         if began_ns != self._began_ns and self._began_ns:
             self._put_off = True  # it counts the pins, too, and may have lost them

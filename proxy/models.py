@@ -1,7 +1,7 @@
 """Which models are mapped, and how: tokenizer and template from disk, name and version from the engine."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from engine_bridge.engine_address import EngineAddress
 from engine_bridge.errors import RejectedByEngine, TemplateMismatch, Unmappable
 from engine_bridge.mapping.anthropic import MessagesPrompt, Turn
 from engine_bridge.mapping.engine_ids import EngineIdsMapper
@@ -64,12 +65,11 @@ def not_reached(name: str, prepared: asyncio.Event, fingerprint: str = "") -> Ma
     return MappedModel(name, fingerprint=fingerprint, reason=reason, pending=prepared)
 
 
-async def ask_engine(upstream_url: str, authorization: str = "") -> EngineIdentity:
+async def ask_engine(engine: EngineAddress) -> EngineIdentity:
     """Ask `/version` and `/v1/models`. Raises `EngineUnreached`."""
-    headers = {"authorization": authorization} if authorization else {}
-    base = upstream_url.rstrip("/").removesuffix("/v1")
+    base = engine.base
     try:
-        async with httpx.AsyncClient(timeout=ASK_SECONDS, headers=headers) as client:
+        async with httpx.AsyncClient(timeout=ASK_SECONDS, headers=engine.headers) as client:
             listed = await client.get(f"{base}/v1/models")
             listed.raise_for_status()
             entries = listed.json()["data"]
@@ -123,10 +123,12 @@ async def map_models(
     engine: EngineIdentity,
     chunk_tokens: int,
     num_workers: int,
-    upstream_url: str,
-    authorization: str = "",
+    served: Mapping[EngineAddress, Container[str]],
 ) -> None:
-    """Make every model ready to map, in place, and prove those that we render to be the engine's.
+    """Make every model ready to map, in place, and prove those that we render to be what engines render.
+
+    `served` are the engines that were reached, with the models that each of them serves: where one renders
+    otherwise than the others, nobody's tokens are known.
 
     May be repeated: what was wrong may be right now. Raises `EngineUnreached`.
     """
@@ -135,22 +137,25 @@ async def map_models(
         if known.service is None:
             known = mapped_model(profile, chunk_tokens, num_workers)
             await warm_up(known)
-        problem = await template_problem(profile, upstream_url, authorization)
-        models[name] = msgspec.structs.replace(known, reason=problem)
+        problems = [
+            address.named(problem)
+            for address, names in served.items()
+            if (name in names or len(served) == 1) and (problem := await template_problem(profile, address))
+        ]
+        models[name] = msgspec.structs.replace(known, reason="; ".join(problems))
     for name, known in models.items():
         if known.service is None and known.engine_ids is None:
             models[name] = model_by_ids(known, engine, chunk_tokens)
 
 
-async def template_problem(profile: ModelProfile, upstream_url: str, authorization: str = "") -> str:
+async def template_problem(profile: ModelProfile, engine: EngineAddress) -> str:
     """Why our prompts are not the engine's, token by token; empty if they are.
 
     Empty, too, for an engine that does not tell tokens: then only keys can prove or disprove ours. Raises
     `EngineUnreached`.
     """
-    headers = {"authorization": authorization} if authorization else {}
-    url = f"{upstream_url.rstrip('/').removesuffix('/v1')}/tokenize"
-    async with httpx.AsyncClient(timeout=ASK_SECONDS, headers=headers) as client:
+    url = f"{engine.base}/tokenize"
+    async with httpx.AsyncClient(timeout=ASK_SECONDS, headers=engine.headers) as client:
 
         async def tokenize(body: dict[str, Any]) -> Sequence[int]:
             answer = await client.post(url, json=body)

@@ -27,6 +27,7 @@ def context_summary(state: ContextState) -> dict[str, Any]:
         "one_off": state.one_off,
         "agent": state.agent,
         "flow": state.flow,
+        "backend": state.backend,
         "wait": state.wait,
         "messages": sum(v.index >= 0 for v in state.versions.values()),
         "tokens": max((v.end for v in state.versions.values()), default=0),

@@ -3,15 +3,14 @@
 import asyncio
 import os
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
 
-from engine_bridge.cache_events import EventSubscriber
 from engine_bridge.call_blocks import CallBlocks
 from engine_bridge.drift_watch import DriftWatch
-from engine_bridge.mapping.model_profile import ModelProfile
 from engine_bridge.placement_watch import PlacementWatch
 from engine_bridge.verifier import Verifier
 from lifecycle.core.ids import Namespace
@@ -23,10 +22,16 @@ from lifecycle.store.opening import open_log
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Mode
 from proxy.auth import Authenticator
+from proxy.backend_health import BackendHealth
+from proxy.backend_loss import BackendLoss
+from proxy.backend_metrics import BackendMetrics
+from proxy.backends import Backends
 from proxy.cache_driver import cache_driver
 from proxy.config import Config, api_key
 from proxy.declarations import Declarations
 from proxy.drain import Drain
+from proxy.engine_reach import EngineReach
+from proxy.event_reading import EventReading, no_events
 from proxy.followed_call import MessageHasher
 from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
 from proxy.forgetting import Forgetting
@@ -36,35 +41,19 @@ from proxy.limits import Limits, limits_by_tenant
 from proxy.lineage import LineageIndex
 from proxy.mailbox import Mailboxes
 from proxy.metrics import Metrics
-from proxy.models import (
-    EngineUnreached,
-    MappedModel,
-    ask_engine,
-    load_profile,
-    map_models,
-    not_reached,
-    plain_ids,
-)
 from proxy.modes import Modes
 from proxy.ownership import Office
 from proxy.pin_keeper import PinKeeper
+from proxy.placing import Placing
 from proxy.read_models import ReadModelLoop
 from proxy.report import ReportKeeper
 from proxy.system import RandomIds, SystemClock
 from proxy.tasks import Tasks, owned_tasks
 from proxy.tracking import Tracking
-from proxy.upstream import PooledUpstream, UpstreamTarget, UpstreamTimeouts
 
 log = structlog.get_logger(__name__)
 
-DEFAULT_CHUNK_TOKENS = 256
-
 SETTLE_SECONDS = 10.0
-ASK_AGAIN_SECONDS = 3.0
-"""Pause between attempts to reach the engine and to pass the self-test: both may start after us."""
-
-MAX_ASK_AGAIN_SECONDS = 60.0
-"""Longest pause: each self-test that fails makes the next one rarer, for it costs the engine two calls."""
 
 
 class Runtime:
@@ -82,23 +71,19 @@ class Runtime:
         self.clock = SystemClock()
         self.ids = RandomIds()
         self.modes = Modes(config, lambda: self.tracker.contexts.demotions)
-        self.auth = Authenticator(
-            [api_key(k, os.environ) for k in config.api_keys], os.environ.get(config.upstream.api_key_env, "")
-        )
+        self.auth = Authenticator([api_key(k, os.environ) for k in config.api_keys])
         self.keys = KeyWatch(config, self.auth.take)
         self.hasher = MessageHasher(secrets.token_bytes(DIGEST_SECRET_BYTES))
-        self.upstream = PooledUpstream(
-            UpstreamTarget.parse(config.upstream.url),
-            UpstreamTimeouts(
-                config.upstream.connect_seconds,
-                config.upstream.first_byte_seconds,
-                config.upstream.idle_seconds,
-            ),
-        )
-        self._profiles: dict[str, ModelProfile] = {}
+        self.backends = Backends(config)
+        self.health = BackendHealth(self.backends)
+        self.reach = EngineReach(config, self.backends, self.modes)
+        self.prepared, self.models = self.reach.prepared, self.reach.models
         self.cache = cache or cache_driver(
-            config, self._tokenize if config.models else None, lambda *told: self.metrics.controlled(*told)
+            config,
+            self.reach.tokenize if config.models else None,
+            lambda *told: self.metrics.controlled(*told),
         )
+        self.reach.cache = self.cache
         self.blocks = CallBlocks()
         self.tracker = Tracker(
             self.event_log,
@@ -110,6 +95,8 @@ class Runtime:
         self.metrics = Metrics(self.tracker)
         self.limits = Limits(self.tracker, config.limits, limits_by_tenant(config), self.metrics.limited)
         self.metrics.show_tenants(self.limits.calls)
+        if self.backends.several:
+            BackendMetrics(self.metrics.registry, self.backends, self.contexts_by_backend)
         self.reclaimer = Reclaimer(
             self.tracker,
             self.cache,
@@ -122,9 +109,6 @@ class Runtime:
         )
         self.tasks = tasks
         self.mailboxes = Mailboxes(tasks)
-        self.prepared = asyncio.Event()
-        """Set when the engine was reached, the self-test has run, and models are mapped or never can be."""
-        self.models = {m.name: not_reached(m.name, self.prepared) for m in config.models}
         self.declarations = Declarations(
             self.tracker,
             self.mailboxes,
@@ -134,10 +118,17 @@ class Runtime:
             lambda: self.cache.capabilities,
             self._default_namespace,
         )
+        self.placing = Placing(self.backends, self.tracker)
         self.tracking = Tracking(
             self.tracker,
             self.reclaimer,
-            Verifier(self.tracker, self.cache, self.blocks, blind=lambda: self.placement.blind),
+            Verifier(
+                self.tracker,
+                self.cache,
+                self.blocks,
+                blind=lambda: self.placement.blind,
+                several=self.backends.several,
+            ),
             self.declarations,
             self.mailboxes,
             self.models,
@@ -147,6 +138,7 @@ class Runtime:
             self.ids,
             tasks,
             self.limits,
+            self.placing.place,
             config.plan_wait_seconds,
         )
         self.tracker.listeners.append(Forgetting(self.tracker, self.models).heard)
@@ -176,10 +168,14 @@ class Runtime:
             self.models,
             self.holds.save,
         )
-        self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
         self.following = Following(
             config.log_url, opener, self.event_log, self.office, self.hasher, self.holds, self.modes
         )
+        self.losses = BackendLoss(
+            self.tracker, self.placement, tasks, self.following.begun, lambda: self.office.holds
+        )
+        self.backends.lost.append(self.losses.gone)
+        self.event_reading = EventReading(self.backends, self.blocks, self.placement, self.losses.heard)
         self.reporting = ReportKeeper(
             self.tracker,
             self.event_log,
@@ -197,6 +193,11 @@ class Runtime:
         """Set when the process is about to end: whoever streams without an end must end."""
 
     @property
+    def self_test(self) -> SelfTest:
+        """What the last self-test found."""
+        return self.reach.self_test
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """Everything that keeps us from controlling the cache, each with its fix."""
         found = list(self.self_test.problems)
@@ -204,10 +205,7 @@ class Runtime:
         if not self.models:
             found.append("no model is configured: set models[].path, or pass --model-path")
         if self.cache.capabilities.level and not self.blocks.live:
-            found.append(
-                "no KV events are read, so what calls generate stays in the cache: start the engine with "
-                "--kv-events-config and set cache.events_endpoint"
-            )
+            found.append(no_events([backend.name for backend in self.event_reading.silent]))
         found += self.reporting.problems
         if self.following.problem:
             found.append(self.following.problem)
@@ -219,8 +217,14 @@ class Runtime:
     def warnings(self) -> tuple[str, ...]:
         """What is wrong without standing against control."""
         keys = (self.keys.problem,) if self.keys.problem else ()
+        gone = [f"engine {b.name} takes no calls: {b.down}" for b in self.backends.all if b.down]
         more = [text for told in self.told_beside for text in told()]
-        return (*keys, *self.read_models.warnings, *self.log_keeper.warnings, *more)
+        known = (*keys, *gone, *self.reach.warnings)
+        return (*known, *self.read_models.warnings, *self.log_keeper.warnings, *more)
+
+    def contexts_by_backend(self) -> Counter[str]:
+        """Open contexts by the engine that served them last."""
+        return Counter(s.backend for s in self.tracker.contexts.states.values() if s.open)
 
     def mode_of(self, uid: str) -> Mode:
         """The mode of a context now.
@@ -248,63 +252,6 @@ class Runtime:
         return model.reason if model.name in self.modes.observe_only else ""
 
     # -- loops --------------------------------------------------------------------------------------------
-
-    async def reach_engine(self) -> None:
-        """Ask engine and cache until both told what we must know, then prove it; again while it fails."""
-        pause = ASK_AGAIN_SECONDS
-        while True:
-            with suppress(EngineUnreached):
-                await self._prepare()
-                proven = self.self_test.ok or not self.cache.capabilities.level
-                if proven and not self.modes.observe_only:
-                    return
-                pause = min(2 * pause, MAX_ASK_AGAIN_SECONDS)
-            await asyncio.sleep(pause)
-
-    async def _prepare(self) -> None:
-        key = os.environ.get(self.config.upstream.api_key_env, "")
-        url, authorization = self.config.upstream.url, f"Bearer {key}" if key else ""
-        engine = await ask_engine(url, authorization)
-        if not self._profiles:
-            for model in self.config.models:
-                loaded = await asyncio.to_thread(load_profile, model, engine)
-                self.models.pop(model.name, None)
-                if isinstance(loaded, MappedModel):
-                    self.models[loaded.name] = loaded
-                else:
-                    self._profiles[loaded.name] = loaded
-                    self.models[loaded.name] = not_reached(loaded.name, self.prepared, loaded.fingerprint)
-        self.self_test = await self.cache.self_test()
-        for problem in self.self_test.problems:
-            log.warning("self-test", problem=problem)
-        chunk_tokens = self.config.cache.chunk_size or self.self_test.chunk_size
-        if not chunk_tokens and self.cache.capabilities.level:
-            return
-        chunk_tokens = chunk_tokens or DEFAULT_CHUNK_TOKENS
-        workers = self.config.mapping_workers
-        await map_models(self.models, self._profiles, engine, chunk_tokens, workers, url, authorization)
-        self.modes.observe_only = {m.name for m in self.models.values() if m.service and m.reason}
-        self.prepared.set()
-
-    def _tokenize(self, text: str) -> Sequence[int] | None:
-        """Our side of the parity check, by the first model; None without a tokenizer of our own."""
-        profile = next(iter(self._profiles.values()), None)
-        return plain_ids(profile, text) if profile is not None else None
-
-    async def follow_events(self) -> None:
-        """Read the engine's KV events, for ever."""
-        endpoint = self.config.cache.events_endpoint
-        if not endpoint:
-            return
-        replay = self.config.cache.replay_endpoint or None
-        subscriber = EventSubscriber(endpoint, replay_endpoint=replay)
-        self.blocks.live = True
-        try:
-            async for batch in subscriber.batches():
-                self.blocks.take(batch)
-                self.placement.take(batch)
-        finally:
-            self.blocks.live = False
 
     async def reclaim(self) -> None:
         """Free the dead, for ever. Before the first self-test nobody knows whether they may be freed."""
@@ -342,12 +289,6 @@ class Runtime:
         except TimeoutError:
             log.warning("some calls are not recorded to their end")
 
-    async def close_models(self) -> None:
-        """End the render processes."""
-        for model in self.models.values():
-            if model.service is not None:
-                await model.service.close()
-
     def _default_namespace(self) -> Namespace | None:
         return next((self.tracking.namespace(name, "") for name in self.models), None)
 
@@ -371,15 +312,16 @@ async def open_runtime(
         resources.push_async_callback(runtime.event_log.close)
         resources.push_async_callback(runtime.office.close)
         resources.push_async_callback(runtime.cache.close)
-        resources.push_async_callback(runtime.upstream.close)
-        resources.push_async_callback(runtime.close_models)
+        resources.push_async_callback(runtime.backends.close)
+        resources.push_async_callback(runtime.reach.close)
         stack.push_async_callback(runtime.settled)
         if not await runtime.following.begin():
             tasks.keep(runtime.following.keep_trying)
         for loop in (
             runtime.keys.run,
-            runtime.reach_engine,
-            runtime.follow_events,
+            runtime.health.run,
+            runtime.reach.run,
+            runtime.event_reading.run,
             runtime.office.keep_time,
             runtime.read_models.run,
             runtime.watch_placement,

@@ -18,6 +18,7 @@ from sqlalchemy import make_url
 
 from lifecycle.errors import LifecycleError
 from lifecycle.store.redis_server import RedisServer
+from proxy.cache_driver import engine_addresses
 from proxy.config import Config
 from proxy.doctor import Finding
 from proxy.models import EngineUnreached, MappedModel, ask_engine, load_profile, template_problem
@@ -43,7 +44,10 @@ async def look_around(config: Config) -> list[Finding]:
 
 
 async def _clocks(config: Config) -> AsyncIterator[Finding]:
-    places = [("upstream", f"{_base(config)}/v1/models", _upstream_headers(config))]
+    places = [
+        (f"upstream {each.name}".rstrip(), f"{each.base}/v1/models", dict(each.headers))
+        for each in engine_addresses(config)
+    ]
     if config.cache.driver != "none":
         places.append(("cache coordinator", f"{config.cache.coordinator_url.rstrip('/')}/instances", {}))
     for name, url, headers in places:
@@ -52,9 +56,9 @@ async def _clocks(config: Config) -> AsyncIterator[Finding]:
                 answer = await client.get(url, headers=headers)
         except httpx.HTTPError:
             continue  # that it is away is said where it is asked for what it serves
-        if name == "upstream" and answer.status_code in (401, 403):
+        if name.startswith("upstream") and answer.status_code in (401, 403):
             yield Finding(
-                "upstream key",
+                f"{name} key",
                 False,
                 f"the engine answers {answer.status_code}: name its key's variable in upstream.api_key_env",
             )
@@ -150,21 +154,22 @@ async def _redis_place(url: str) -> AsyncIterator[Finding]:
 
 
 async def _tokens(config: Config) -> AsyncIterator[Finding]:
-    authorization = _upstream_headers(config).get("authorization", "")
-    try:
-        engine = await ask_engine(config.upstream.url, authorization)
-    except EngineUnreached:
-        return
-    for model in config.models:
-        profile = await asyncio.to_thread(load_profile, model, engine)
-        if isinstance(profile, MappedModel) or profile.name not in engine.models:
-            continue
+    for address in engine_addresses(config):
         try:
-            problem = await template_problem(profile, config.upstream.url, authorization)
-        except EngineUnreached as error:
-            problem = f"{error}; the engine's /tokenize is needed to compare"
-        text = problem or "as the engine's, as far as its /tokenize tells"
-        yield Finding(f"tokens of {profile.name}", not problem, text)
+            engine = await ask_engine(address)
+        except EngineUnreached:
+            continue
+        for model in config.models:
+            profile = await asyncio.to_thread(load_profile, model, engine)
+            if isinstance(profile, MappedModel) or profile.name not in engine.models:
+                continue
+            try:
+                problem = await template_problem(profile, address)
+            except EngineUnreached as error:
+                problem = f"{error}; the engine's /tokenize is needed to compare"
+            text = problem or "as the engine's, as far as its /tokenize tells"
+            where = f" on {address.name}" if address.name else ""
+            yield Finding(f"tokens of {profile.name}{where}", not problem, text)
 
 
 async def _collector(config: Config) -> AsyncIterator[Finding]:
@@ -188,12 +193,3 @@ async def _collector(config: Config) -> AsyncIterator[Finding]:
     else:
         text = f"{url} answers {answer.status_code}: an OTLP receiver over HTTP is expected (port 4318)"
         yield Finding("traces", False, text)
-
-
-def _base(config: Config) -> str:
-    return config.upstream.url.rstrip("/").removesuffix("/v1")
-
-
-def _upstream_headers(config: Config) -> dict[str, str]:
-    key = os.environ.get(config.upstream.api_key_env, "")
-    return {"authorization": f"Bearer {key}"} if key else {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from engine_bridge.mapping.ranges import MappedPrompt
+from engine_bridge.verifier import Before
 from lifecycle.core.ids import Namespace
 from lifecycle.core.observations import AnswerFact
 from lifecycle.vocabulary import (
@@ -18,6 +19,7 @@ from lifecycle.vocabulary import (
     MappingKind,
     Mode,
 )
+from proxy.affinity import Placed
 from proxy.answer_facts import AnswerFacts
 from proxy.body_edit import ENGINE_EXTRA_ARGS, SESSION_ID
 from proxy.followed_call import FollowedCall
@@ -61,8 +63,9 @@ class TrackedCall:
     `planned` is done when the plan of the call's arrival is recorded; `bypass_from_token` is then the
     admission hint that may ride, None for none. `sent` says that the body has left: hints after it are late.
     `asks_ids` says that the engine is asked for token ids; `answered` is done when its answer is over;
-    `session_id` labels the attempt in the engine's events, empty for none; `absent` are chunk keys that the
-    cache had not got before the answer.
+    `session_id` labels the attempt in the engine's events, empty for none; `before` is what the cache
+    showed of its chunks before the answer. `placed` says which of several engines it is sent to, `backend`
+    which one took it.
     """
 
     def __init__(
@@ -82,7 +85,9 @@ class TrackedCall:
         self.posted = False
         self.asks_ids = False
         self.session_id = ""
-        self.absent: frozenset[bytes] = frozenset()
+        self.placed = Placed("")
+        self.backend = ""
+        self.before = Before()
         self.answered: asyncio.Future[AnswerFacts] = asyncio.get_running_loop().create_future()
         self.sent = False
         self.answers: tuple[AnswerFact, ...] = ()

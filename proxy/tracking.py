@@ -32,6 +32,7 @@ from lifecycle.ports import IdSource
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
+from proxy.affinity import Placed
 from proxy.answer_facts import AnswerFacts, Usage
 from proxy.call_recognition import CallRecognition
 from proxy.compaction import Compactions
@@ -73,6 +74,7 @@ class Tracking:
         ids: IdSource,
         tasks: Tasks,
         limits: Limits,
+        place: Callable[[CallRequest], Placed],
         plan_wait_seconds: float,
     ) -> None:
         self.tracker = tracker
@@ -88,6 +90,7 @@ class Tracking:
         self._ids = ids
         self._tasks = tasks
         self._limits = limits
+        self._place = place
         self._plan_wait_seconds = plan_wait_seconds
         self._mailboxes = mailboxes
         self._changed = asyncio.Event()
@@ -110,6 +113,7 @@ class Tracking:
         it: then when that is recorded, and no later than the plan's wait.
         """
         call = TrackedCall(request, self._first_token, self._end)
+        call.placed = self._place(request)
         call.asks_ids = self._mapper.asks_engine(request.asked, request.mode)
         labels = request.mode is Mode.ENFORCE and bool(self._reclaimer.capabilities.level)
         if labels and can_be_labelled(request.asked):
@@ -173,6 +177,8 @@ class Tracking:
                     seq=fields.seq,
                     arm=request.arm,
                     harness=request.harness,
+                    backend=call.placed.backend,
+                    placed=call.placed.reason,
                 ),
             )
             # An arrival that waits for the log will be given the next number when it is recorded.
@@ -260,7 +266,7 @@ class Tracking:
 
     async def _look_before(self, call: TrackedCall, mapped: MappedPrompt) -> None:
         """What the cache has not got now, and has after the call, was stored while the call was under way."""
-        call.absent = await self._verifier.absent(call.request.namespace, mapped.chunk_keys)
+        call.before = await self._verifier.before(call.request.namespace, mapped.chunk_keys)
 
     async def _record_mapping(self, call: TrackedCall, result: MappedPrompt | Unmapped) -> None:
         if call.mapping_recorded or not call.uid:
@@ -334,6 +340,7 @@ class Tracking:
                 detail=reason,
                 max_branches=self._limits.of(call.request.tenant).branches,
                 answers=call.answers,
+                backend=call.backend if call.backend != call.placed.backend else "",
             ),
         )
         if isinstance(result, MappedPrompt) and self._reclaimer.capabilities.level:
@@ -349,7 +356,7 @@ class Tracking:
             token_ids=mapped.token_ids,
             num_tokens=mapped.num_tokens,
             chunk_size=mapped.chunk_tokens,
-            absent=call.absent,
+            before=call.before,
             session_id=call.session_id,
             cached_tokens=-1 if usage.cached_tokens is None else usage.cached_tokens,
             completed=end is CallEnd.COMPLETED,

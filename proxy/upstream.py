@@ -78,11 +78,9 @@ class UpstreamTarget(msgspec.Struct, frozen=True):
 
 
 class UpstreamCredentials(msgspec.Struct, frozen=True):
-    """What the engine gets to see of a caller's key: with `keep`, what the client sent; else `authorization`,
-    or nothing."""
+    """What is forwarded of a caller's key: with `keep` what the client sent, else nothing."""
 
     keep: bool = True
-    authorization: bytes | None = None
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):

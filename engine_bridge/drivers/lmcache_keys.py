@@ -50,6 +50,14 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         """The packed rank numbers, ascending."""
         return sorted(pack_kv_rank(world, rank) for world in self.world_sizes for rank in range(world))
 
+    def united(self, other: "Layout") -> "Layout":
+        """Every object that either names."""
+        return Layout(
+            world_sizes=self.world_sizes | other.world_sizes,
+            object_groups=self.object_groups | other.object_groups,
+            bytes_per_token=max(self.bytes_per_token, other.bytes_per_token),
+        )
+
     def objects_per_chunk(self) -> int:
         return sum(self.world_sizes) * len(self.object_groups)
 

@@ -7,12 +7,14 @@ in L2. What it cannot: hold or order anything in L1, reach the engine's own pref
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from engine_bridge.drivers.lmcache_client import HeardCall, LmcacheClient, tell_nobody
 from engine_bridge.drivers.lmcache_keys import CannotExpand, Layout, layout_from_status
 from engine_bridge.drivers.lmcache_pins import HeldPin, PinLedger, Reconciled
 from engine_bridge.drivers.lmcache_reclaim import ChunkRemover, Target, by_chunk, tiers_of
 from engine_bridge.drivers.lmcache_selftest import Findings, StartupTest, Tokenize
+from engine_bridge.engine_address import EngineAddress
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.core.directives import Admit, Demote, Directive, DirectiveResult, Pin, Reclaim, Unpin
 from lifecycle.core.ids import KEY_BYTES, Namespace, split_keys
@@ -21,6 +23,7 @@ from lifecycle.vocabulary import DirectiveOutcome, Tier
 
 NAME = "lmcache_mp"
 ATTEMPTS = 12
+UNREACHED = -1
 MIN_SETTLE_SECONDS = 0.5
 FLUSHES_TO_SETTLE = 2
 """A store may be reported one flush interval late; the second one is for the coordinator's own queue."""
@@ -30,17 +33,17 @@ NOT_TESTED = "the self-test has not passed, so computed keys may name something 
 
 
 class LmcacheMp:
-    """`CacheControl` for one engine and its cache fleet. Nothing is deleted before `self_test` was ok.
+    """`CacheControl` for engines and their cache fleet. Nothing is deleted before `self_test` was ok.
 
-    `key_models` maps served model names to the name in cache keys where the engine's `/v1/models` does not
-    tell; `upstream_headers` go with the self-test's calls to the engine only; `settle_seconds` 0 derives the
-    wait between two looks from the servers' event flush interval. `heard` is told of each control call.
+    `key_models` maps served model names to the name in cache keys where the engines' `/v1/models` does not
+    tell; `settle_seconds` 0 derives the wait between two looks from the servers' event flush interval.
+    `heard` is told of each control call.
     """
 
     def __init__(
         self,
         coordinator_url: str,
-        upstream_url: str,
+        engines: Sequence[EngineAddress],
         *,
         chunk_size: int = 0,
         l2_pins: bool = False,
@@ -49,16 +52,14 @@ class LmcacheMp:
         key_models: Mapping[str, str] | None = None,
         settle_seconds: float = 0.0,
         attempts: int = ATTEMPTS,
-        upstream_headers: Mapping[str, str] | None = None,
         heard: HeardCall = tell_nobody,
     ) -> None:
         self._client = LmcacheClient(coordinator_url, heard)
-        self._upstream_url = upstream_url
+        self._engines = engines
         self._chunk_size = chunk_size
         self._l2_pins = l2_pins
         self._salts_adapters = salts_adapters
         self._tokenize = tokenize
-        self._upstream_headers = dict(upstream_headers or {})
         self._key_models = dict(key_models or {})
         self._settle_seconds = settle_seconds
         self._remover = ChunkRemover(self._client, settle_seconds or MIN_SETTLE_SECONDS, attempts)
@@ -92,11 +93,10 @@ class LmcacheMp:
     async def self_test(self) -> SelfTest:
         test = StartupTest(
             self._client,
-            self._upstream_url,
+            self._engines,
             chunk_size=self._chunk_size,
             tokenize=self._tokenize,
             salts_adapters=self._salts_adapters,
-            upstream_headers=self._upstream_headers,
         )
         found = self._findings = await test.run()
         self._is_trusted = not found.problems
@@ -215,12 +215,16 @@ class LmcacheMp:
     async def incarnations(self) -> dict[str, int]:
         """A number per registered cache server that changes when the server starts anew, which voids its L1.
 
-        It is the start time of the server's event log in nanoseconds. Raises `CacheUnavailable`.
+        It is the start time of the server's event log in nanoseconds, `UNREACHED` for one that does not
+        answer. Raises `CacheUnavailable`.
         """
         found: dict[str, int] = {}
         for instance in await self._client.instances():
-            log = (await self._client.status(instance)).get("kv_events") or {}
-            found[instance.instance_id] = int(log.get("incarnation") or 0)
+            try:
+                log = (await self._client.status(instance)).get("kv_events") or {}
+                found[instance.instance_id] = int(log.get("incarnation") or 0)
+            except CacheUnavailable:
+                found[instance.instance_id] = UNREACHED
         return found
 
     async def directory_began_ns(self) -> int:
@@ -252,7 +256,27 @@ class LmcacheMp:
         return self._key_models.get(model) or self._findings.key_models.get(model) or model
 
     async def _layout(self, model_name: str) -> Layout:
-        """Objects of a chunk now: engines come and go, so a delete asks each time. Raises `CannotExpand`."""
-        statuses = [await self._client.status(each) for each in await self._client.instances()]
-        layout = self._layouts[model_name] = layout_from_status(statuses, model_name)
+        """Objects of a chunk now: engines come and go, so a delete asks each time. Raises `CannotExpand`.
+
+        A server that does not answer may still hold what was known of it: the objects are then the union.
+        """
+        statuses: list[Mapping[str, Any]] = []
+        unreached: CacheUnavailable | None = None
+        for instance in await self._client.instances():
+            try:
+                statuses.append(await self._client.status(instance))
+            except CacheUnavailable as error:
+                unreached = error
+        known = self._layouts.get(model_name)
+        if unreached is not None and known is None:
+            raise unreached
+        try:
+            layout = layout_from_status(statuses, model_name)
+        except CannotExpand:
+            if unreached is None or known is None:
+                raise
+            return known
+        if unreached is not None and known is not None:
+            layout = layout.united(known)
+        self._layouts[model_name] = layout
         return layout

@@ -5,14 +5,21 @@ later, and one that is under way read-locks its L1 object, so an unforced delete
 no server refused therefore proves that no copy of that object is in the making, and two clean looks a settle
 time apart prove that none was reported late. What the directory does not show may still lie in L2, for a
 coordinator that started anew has heard of nothing: so L2 is asked to delete that, too, once.
+
+A server that is away keeps nobody else's copies from being deleted. But as long as the coordinator counts it
+among its servers nothing is proven gone, for it may hold what it did not report. When the coordinator gave it
+up its L1 counts as lost; copies in an L2 of its own are owed until it is back, those that it never reported
+too.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from engine_bridge.drivers.lmcache_client import Found, Instance, LmcacheClient, Placement
 from engine_bridge.drivers.lmcache_keys import MAX_KEYS_PER_REQUEST, Layout, ObjectKey, batched, expand
+from engine_bridge.drivers.lmcache_owed import OwedDeletes, StillDead
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.core.directives import DirectiveResult
 from lifecycle.vocabulary import DirectiveOutcome, Tier
@@ -21,7 +28,17 @@ LOOKS_NEEDED = 2
 RETRY_OBJECTS = 256
 """A refusal does not say which object was locked, so later rounds send fewer objects at a time."""
 
-StillDead = Callable[[bytes], bool]
+
+class Round:
+    """The servers of one pass. `away` are those that did not answer, by id, with what was heard of them."""
+
+    def __init__(self, instances: Iterable[Instance]) -> None:
+        self.instances = {each.instance_id: each for each in instances}
+        self.away: dict[str, str] = {}
+
+    def present(self) -> list[Instance]:
+        """Those that answered so far, or were not asked yet."""
+        return [each for each in self.instances.values() if each.instance_id not in self.away]
 
 
 class Target:
@@ -114,6 +131,8 @@ class ChunkRemover:
         self._client = client
         self.settle_seconds = settle_seconds
         self._attempts = attempts
+        self._owed = OwedDeletes(client)
+        self._registered: tuple[str, ...] = ()
 
     async def reclaim(self, keys: Sequence[bytes], target: Target, still_dead: StillDead) -> DirectiveResult:
         """Remove every copy of every chunk that is still dead and that nobody pinned. Never raises."""
@@ -128,6 +147,7 @@ class ChunkRemover:
                 trouble = str(error)
             if not progress.pending():
                 break
+        self._owed.made(target.objects(progress.done()), self._registered, still_dead)
         return progress.result((Tier.L1, Tier.L2), trouble, removed=True)
 
     async def _reclaim_round(
@@ -137,44 +157,57 @@ class ChunkRemover:
         pins = await self._client.pins(target.model_name, target.salt)
         pinned = {key.chunk_key for key in pins}
         progress.leave_alone((key for key in progress.pending() if key in pinned), "pinned")
-        instances = {each.instance_id: each for each in await self._client.instances()}
-        if not instances:
+        servers = Round(await self._client.instances())
+        if not servers.instances:
             raise CacheUnavailable("no cache server is registered with the coordinator")
-        locked = await self._delete_l1(progress, target, still_dead, list(instances.values()), first)
+        self._registered = tuple(servers.instances)
+        await self._owed.collect(servers.present())
+        locked: set[bytes] = set()
+        for instance in servers.present():
+            with self._borne(servers, instance):
+                locked |= await self._delete_l1(progress, target, still_dead, instance, first)
         pending = progress.pending()
         chunks = by_chunk(await self._client.lookup(target.objects(pending)))
-        if first:
-            await self._delete_unseen(progress, chunks, target, still_dead, list(instances.values()))
-        unreachable = await self._delete_l2(progress, chunks, still_dead, instances)
+        for instance in servers.present() if first else ():
+            with self._borne(servers, instance):
+                await self._delete_unseen(progress, chunks, target, still_dead, instance)
+        unreachable = await self._delete_l2(progress, chunks, still_dead, servers)
         for key in progress.pending():
-            progress.look(key, clean=key not in locked and not tiers_of(chunks[key]))
+            progress.look(key, clean=key not in locked and not servers.away and not tiers_of(chunks[key]))
+        if servers.away:
+            return "; ".join(f"{name} is away: {why}" for name, why in sorted(servers.away.items()))
         if unreachable:
             return f"copies on {', '.join(sorted(unreachable))} cannot be reached"
         return "copies are in use" if locked else "copies keep showing up"
+
+    @contextmanager
+    def _borne(self, servers: Round, instance: Instance) -> Iterator[None]:
+        """What one server cannot do is written down and keeps nobody from the next."""
+        try:
+            yield
+        except CacheUnavailable as error:
+            servers.away[instance.instance_id] = str(error)
 
     async def _delete_l1(
         self,
         progress: Progress,
         target: Target,
         still_dead: StillDead,
-        instances: list[Instance],
+        instance: Instance,
         first: bool,
     ) -> set[bytes]:
-        """Ask every server, also those the directory does not name: it may not have heard yet.
+        """Delete from one server. All are asked, also those the directory does not name: it may not have
+        heard yet.
 
         Answers the chunks of batches in which something was refused.
         """
         per_chunk = target.layout.objects_per_chunk()
         size = max(1, (MAX_KEYS_PER_REQUEST if first else RETRY_OBJECTS) // per_chunk)
         locked: set[bytes] = set()
-        for instance in instances:
-            for batch in batched(progress.pending(), size):
-                dead = self._dead(progress, batch, still_dead)
-                if not dead:
-                    continue
-                reply = await self._client.delete(instance, target.objects(dead), Tier.L1)
-                if reply.skipped:
-                    locked.update(dead)
+        for batch in batched(progress.pending(), size):
+            dead = self._dead(progress, batch, still_dead)
+            if dead and (await self._client.delete(instance, target.objects(dead), Tier.L1)).skipped:
+                locked.update(dead)
         return locked
 
     async def _delete_l2(
@@ -182,9 +215,10 @@ class ChunkRemover:
         progress: Progress,
         chunks: Mapping[bytes, Sequence[Found]],
         still_dead: StillDead,
-        instances: Mapping[str, Instance],
+        servers: Round,
     ) -> set[str]:
-        """Delete the L2 copies the directory shows; answers the servers that cannot be reached."""
+        """Delete the L2 copies the directory shows; answers the servers that are not there any more."""
+        instances = {each.instance_id: each for each in servers.present()}
         plan: dict[tuple[str, str], list[ObjectKey]] = {}
         unreachable: set[str] = set()
         for key in progress.pending():
@@ -198,14 +232,15 @@ class ChunkRemover:
                     else:
                         plan.setdefault((instance.instance_id, placement.backend), []).append(each.key)
         for (instance_id, backend), objects in plan.items():
-            for batch in batched(objects, MAX_KEYS_PER_REQUEST):
-                dead = set(self._dead(progress, [each.chunk_key for each in batch], still_dead))
-                chosen = [each for each in batch if each.chunk_key in dead]
-                if not chosen:
-                    continue
-                reply = await self._client.delete(instances[instance_id], chosen, Tier.L2, backend)
-                if not reply.ok:
-                    raise CacheUnavailable(f"{backend} on {instance_id}: {reply.error}")
+            with self._borne(servers, instances[instance_id]):
+                for batch in batched(objects, MAX_KEYS_PER_REQUEST):
+                    dead = set(self._dead(progress, [each.chunk_key for each in batch], still_dead))
+                    chosen = [each for each in batch if each.chunk_key in dead]
+                    if not chosen:
+                        continue
+                    reply = await self._client.delete(instances[instance_id], chosen, Tier.L2, backend)
+                    if not reply.ok:
+                        raise CacheUnavailable(f"{backend} on {instance_id}: {reply.error}")
         return unreachable
 
     async def _delete_unseen(
@@ -214,17 +249,16 @@ class ChunkRemover:
         chunks: Mapping[bytes, Sequence[Found]],
         target: Target,
         still_dead: StillDead,
-        instances: list[Instance],
+        instance: Instance,
     ) -> None:
-        """Delete from every L2 what the directory shows in no tier. Where nothing lies nothing happens."""
+        """Delete from a server's L2 what the directory shows in no tier; it need not be anywhere."""
         unseen = [key for key in progress.pending() if not tiers_of(chunks[key])]
         size = max(1, MAX_KEYS_PER_REQUEST // target.layout.objects_per_chunk())
-        for instance in instances if unseen else ():
-            for adapter in await self._client.adapters(instance):
-                for batch in batched(unseen, size):
-                    dead = self._dead(progress, batch, still_dead)
-                    if dead:
-                        await self._client.delete(instance, target.objects(dead), Tier.L2, adapter)
+        for adapter in await self._client.adapters(instance) if unseen else ():
+            for batch in batched(unseen, size):
+                dead = self._dead(progress, batch, still_dead)
+                if dead:
+                    await self._client.delete(instance, target.objects(dead), Tier.L2, adapter)
 
     def _dead(self, progress: Progress, keys: Iterable[bytes], still_dead: StillDead) -> list[bytes]:
         """The keys that may be deleted at this very moment, without repeats; the others are left alone."""
@@ -247,8 +281,8 @@ class ChunkRemover:
             if attempt:
                 await asyncio.sleep(self.settle_seconds)
             try:
-                await self._demote_round(progress, target, still_dead, last_chance=attempt > 0)
-                trouble = "L1 copies are in use or come back"
+                away = await self._demote_round(progress, target, still_dead, last_chance=attempt > 0)
+                trouble = "; ".join(away.values()) or "L1 copies are in use or come back"
             except CacheUnavailable as error:
                 trouble = str(error)
             if not progress.pending():
@@ -257,9 +291,9 @@ class ChunkRemover:
 
     async def _demote_round(
         self, progress: Progress, target: Target, still_dead: StillDead, last_chance: bool
-    ) -> None:
-        """One pass; a chunk whose L2 copy may yet be in the making gets one more round."""
-        instances = {each.instance_id: each for each in await self._client.instances()}
+    ) -> Mapping[str, str]:
+        """One pass; answers who is away. A chunk whose L2 copy may yet be made gets one more round."""
+        servers = Round(await self._client.instances())
         chunks = by_chunk(await self._client.lookup(target.objects(progress.pending())))
         plan: dict[str, list[ObjectKey]] = {}
         for key in progress.pending():
@@ -276,8 +310,13 @@ class ChunkRemover:
                         if placement.tier == Tier.L1:
                             plan.setdefault(placement.instance_id, []).append(each.key)
         for instance_id, objects in plan.items():
-            for batch in batched(objects, MAX_KEYS_PER_REQUEST):
-                dead = set(self._dead(progress, [each.chunk_key for each in batch], still_dead))
-                chosen = [each for each in batch if each.chunk_key in dead]
-                if chosen and instance_id in instances:
-                    await self._client.delete(instances[instance_id], chosen, Tier.L1)
+            instance = servers.instances.get(instance_id)
+            if instance is None:
+                continue
+            with self._borne(servers, instance):
+                for batch in batched(objects, MAX_KEYS_PER_REQUEST):
+                    dead = set(self._dead(progress, [each.chunk_key for each in batch], still_dead))
+                    chosen = [each for each in batch if each.chunk_key in dead]
+                    if chosen:
+                        await self._client.delete(instance, chosen, Tier.L1)
+        return servers.away

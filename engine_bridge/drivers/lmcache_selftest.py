@@ -1,7 +1,7 @@
-"""Start-up test of an engine with LMCache: do the keys we compute name what the cache stores?
+"""Start-up test of engines with LMCache: do the keys we compute name what the cache stores?
 
-It sends two short probe calls of random text through the engine and looks them up by key. It deletes nothing,
-pins nothing and leaves a handful of chunks behind that age out like any others.
+It sends two short probe calls of random text through each engine and looks them up by key. It deletes
+nothing, pins nothing and leaves a handful of chunks behind that age out like any others.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from engine_bridge.drivers.lmcache_keys import (
     layout_from_status,
     unknown_objects,
 )
+from engine_bridge.engine_address import EngineAddress
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.core.ids import split_keys
 from lifecycle.vocabulary import KV_TRANSFER_PARAMS, MAX_OFFLOAD_TOKENS
@@ -37,25 +38,32 @@ PARITY_TEXTS = (
     "<|im_start|>user\n12345 67890<|im_end|>",
 )
 
+NOT_RUN = "the self-test has not run"
+CHECK_ADDRESS = ": check the address and that the server runs"
+
 Tokenize = Callable[[str], Sequence[int] | None]
 
 
 class Findings(msgspec.Struct, kw_only=True):
     """What the test learned. `problems` is what stands against control; each names its fix.
 
-    `key_models` maps a served model name to the name that stands in cache keys. `save_decode_cache` is None
-    where the engine does not show its configuration (only its development mode does). Empty
+    `unreached` are engines that do not answer, by name, with the reason; they stand against control only
+    where no engine answers. `stores_on` names the cache servers that each engine was seen to store on.
+    `key_models` maps a served model name to the name that stands in cache keys. `save_decode_cache` is
+    None where engines do not show their configuration (only their development mode does). Empty
     `admission_problem` means that the bypass hint works.
     """
 
     problems: list[str] = []
+    unreached: dict[str, str] = {}
+    stores_on: dict[str, frozenset[str]] = {}
     key_models: dict[str, str] = {}
     chunk_size: int = 0
     layout: Layout | None = None
     flush_seconds: float = 0.0
     bytes_per_token: int = 0
     save_decode_cache: bool | None = None
-    admission_problem: str = "the self-test has not run"
+    admission_problem: str = NOT_RUN
 
 
 class _Model(msgspec.Struct):
@@ -84,19 +92,18 @@ class StartupTest:
     def __init__(
         self,
         client: LmcacheClient,
-        upstream_url: str,
+        engines: Sequence[EngineAddress],
         *,
         chunk_size: int = 0,
         tokenize: Tokenize | None = None,
         salts_adapters: bool = False,
-        upstream_headers: Mapping[str, str] | None = None,
     ) -> None:
         self._client = client
-        self._upstream = upstream_url.rstrip("/")
+        self._engines = engines
+        self._engine = engines[0]
         self._chunk_size = chunk_size
         self._tokenize = tokenize
         self._salts_adapters = salts_adapters
-        self._headers = upstream_headers
         self._found = Findings()
         self._problems = self._found.problems = []
 
@@ -114,19 +121,35 @@ class StartupTest:
             self._check_chunks(instances, statuses)
             for instance in instances:
                 await self._check_server(instance)
-            model = await self._check_engine()
-            if model is None or not self._found.chunk_size:
-                return self._found
-            await self._check_tokenizer(model)
-            await self._check_keys(model, statuses)
+        except CacheUnavailable as error:
+            self._problems.append(f"{error}{CHECK_ADDRESS}")
+            return self._found
+        for engine in self._engines:
+            await self._test_engine(engine, statuses)
+        if len(self._found.unreached) == len(self._engines):
+            self._found.problems += self._found.unreached.values()
+        return self._found
+
+    async def _test_engine(self, engine: EngineAddress, statuses: Sequence[Mapping[str, Any]]) -> None:
+        self._engine, self._problems = engine, []
+        try:
+            version = (await self._ask("GET", "/version", _Version)).version
+        except CacheUnavailable as error:
+            self._found.unreached[engine.name] = engine.named(f"{error}{CHECK_ADDRESS}")
+            return
+        try:
+            model = await self._check_engine(version)
+            if model is not None and self._found.chunk_size:
+                await self._check_tokenizer(model)
+                await self._check_keys(model, statuses)
         except CannotExpand as error:
             self._problems.append(
                 f"{error}: start the engine with LMCacheMPConnector pointing at these servers; "
                 "after a restart of a server it registers again within its heartbeat"
             )
         except CacheUnavailable as error:
-            self._problems.append(f"{error}: check the address and that the server runs")
-        return self._found
+            self._problems.append(f"{error}{CHECK_ADDRESS}")
+        self._found.problems += [engine.named(problem) for problem in self._problems]
 
     def _check_chunks(self, instances: Sequence[Instance], statuses: Sequence[Mapping[str, Any]]) -> None:
         sizes = {int(status.get("chunk_size") or 0) for status in statuses}
@@ -166,39 +189,48 @@ class StartupTest:
         self._problems += [f"{name} {problem}" for problem in problems]
         self._found.flush_seconds = max(self._found.flush_seconds, flush_seconds)
 
-    async def _check_engine(self) -> str | None:
+    async def _check_engine(self, version: str) -> str | None:
         """Served name of the base model to probe with."""
-        version = (await self._engine("GET", "/version", _Version)).version
         if version not in KNOWN_VLLM:
             self._problems.append(
                 f"the engine is vLLM {version}, tested are {', '.join(sorted(KNOWN_VLLM))}: "
                 "observe only, until this version is tested"
             )
-        models = (await self._engine("GET", "/v1/models", _Models)).data
+        models = (await self._ask("GET", "/v1/models", _Models)).data
         base = [model for model in models if not model.parent]
-        self._found.key_models = {model.id: model.root or model.id for model in base}
+        for model in base:
+            name = model.root or model.id
+            known = self._found.key_models.setdefault(model.id, name)
+            if known != name:
+                self._problems.append(
+                    f"{model.id} stands in cache keys as {name}, for another engine as {known}: start both "
+                    "with one --model value, or neither finds what the other stored"
+                )
+                return None
         adapters = [model.id for model in models if model.parent]
         if adapters and not self._salts_adapters:
             self._problems.append(
                 f"adapters {', '.join(sorted(adapters))} share cache keys with their base model: "
                 "salt their calls by adapter"
             )
-        info = await self._engine("GET", "/server_info?config_format=json", dict[str, Any], absent={})
-        self._found.save_decode_cache = saves_decode(info)
+        info = await self._ask("GET", "/server_info?config_format=json", dict[str, Any], absent={})
+        saves = saves_decode(info)
+        if saves is not None:
+            self._found.save_decode_cache = saves and self._found.save_decode_cache is not False
         if not base:
             self._problems.append("the engine serves no base model: check /v1/models")
             return None
         return base[0].id
 
-    async def _engine(
+    async def _ask(
         self, method: str, path: str, reply: type[Reply], body: object = None, absent: Reply | None = None
     ) -> Reply:
-        url = self._upstream + path
-        return await self._client.call(method, url, reply, body, absent=absent, extra_headers=self._headers)
+        url, headers = self._engine.base + path, self._engine.headers
+        return await self._client.call(method, url, reply, body, absent=absent, extra_headers=headers)
 
     async def _engine_tokens(self, model: str, text: str) -> list[int]:
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        return (await self._engine("POST", "/tokenize", _Tokens, body)).tokens
+        return (await self._ask("POST", "/tokenize", _Tokens, body)).tokens
 
     async def _check_tokenizer(self, model: str) -> None:
         if self._tokenize is None:
@@ -250,7 +282,11 @@ class StartupTest:
                 f"the cache holds objects the servers do not declare (rank {extra[0].kv_rank}, group "
                 f"{extra[0].object_group_id}): register every engine worker, or restart the servers"
             )
-        self._found.bytes_per_token = bytes_per_token(found, len(keys), size) or layout.bytes_per_token
+        self._found.stores_on[self._engine.name] = frozenset(
+            placement.instance_id for each in found for placement in each.placements if not placement.shared
+        )
+        size_told = bytes_per_token(found, len(keys), size) or layout.bytes_per_token
+        self._found.bytes_per_token = max(self._found.bytes_per_token, size_told)
         await self._check_admission(model, key_model, layout)
 
     async def _check_admission(self, model: str, key_model: str, layout: Layout) -> None:
@@ -263,11 +299,10 @@ class StartupTest:
         await asyncio.sleep(2 * self._found.flush_seconds)
         found = await self._client.lookup(expand(keys, key_model, "", layout))
         stored = {each.key.chunk_key for each in found if each.placements}
-        self._found.admission_problem = (
-            ""
-            if stored == set(keys[:1])
-            else f"the engine does not honour {MAX_OFFLOAD_TOKENS}: {len(stored)} chunks stored, not 1"
-        )
+        ignored = f"the engine does not honour {MAX_OFFLOAD_TOKENS}: {len(stored)} chunks stored, not 1"
+        problem = "" if stored == set(keys[:1]) else self._engine.named(ignored)
+        earlier = self._found.admission_problem
+        self._found.admission_problem = problem if earlier == NOT_RUN else earlier or problem
 
     async def _probe_tokens(self, model: str) -> list[int]:
         """Random text as tokens: a few whole chunks and a partial one, never seen before."""
@@ -277,7 +312,7 @@ class StartupTest:
 
     async def _call_engine(self, model: str, token_ids: Sequence[int], extra: Mapping[str, object]) -> None:
         body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, **extra}
-        await self._engine("POST", "/v1/completions", dict[str, Any], body)
+        await self._ask("POST", "/v1/completions", dict[str, Any], body)
 
     async def _await_stored(self, keys: Sequence[bytes], key_model: str, layout: Layout) -> list[Found]:
         """Objects of the keys once all have a copy, or as they are after a bounded wait."""

@@ -1,4 +1,4 @@
-"""Starts coordinator, LMCache server and vLLM on free loopback ports, waits until they serve, stops them.
+"""Starts a coordinator, LMCache servers and vLLM on free loopback ports, waits until they serve, stops them.
 
 The flags are those of a test bench: everything is private to this machine and this user. For production
 flags see the compose file.
@@ -8,6 +8,7 @@ import asyncio
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,17 +17,19 @@ from engine_bridge.stack.environment import EngineEnvironment
 from engine_bridge.stack.processes import Process, free_ports
 
 LOOPBACK = "127.0.0.1"
-INSTANCE_ID = "lmcache-0"
+PORTS_PER_NODE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackOptions:
     """What a deployment may differ in. Sizes in tokens unless said otherwise.
 
+    `num_nodes` engines have an LMCache server each, under one coordinator; each takes some 4 GB.
     `chunk_size` is LMCache's unit and a multiple of `block_size`, vLLM's page, which on a CPU is itself a
     multiple of 32. `hash_seed` seeds Python's hash in every process. `extra_*` flags go last, so they win.
     """
 
+    num_nodes: int = 1
     chunk_size: int = 64
     block_size: int = 32
     max_model_len: int = 65536
@@ -43,8 +46,32 @@ class StackOptions:
     extra_vllm: tuple[str, ...] = ()
 
 
+class StackNode:
+    """An engine and its LMCache server. The first is called `vllm` and `lmcache`, the second `vllm-1` and
+    `lmcache-1`, and so on."""
+
+    def __init__(self, number: int, ports: Sequence[int], run_dir: Path) -> None:
+        suffix = f"-{number}" if number else ""
+        self.vllm, self.lmcache = f"vllm{suffix}", f"lmcache{suffix}"
+        self.instance_id = f"lmcache-{number}"
+        self.vllm_port, self.http_port, self.mq_port, self.prometheus_port = ports
+        self.l2_dir = run_dir / f"l2{suffix}"
+        self.events_endpoint = f"ipc://{run_dir}/events{suffix}.sock"
+        self.replay_endpoint = f"ipc://{run_dir}/replay{suffix}.sock"
+
+    @property
+    def upstream_url(self) -> str:
+        """vLLM's HTTP surface, without a trailing slash."""
+        return f"http://{LOOPBACK}:{self.vllm_port}"
+
+    @property
+    def lmcache_url(self) -> str:
+        """The LMCache server's HTTP API."""
+        return f"http://{LOOPBACK}:{self.http_port}"
+
+
 class EngineStack:
-    """The three servers. `async with` starts and stops them; each can be restarted alone on its old port."""
+    """All servers. `async with` starts and stops them; each can be restarted alone on its old port."""
 
     def __init__(
         self,
@@ -56,22 +83,23 @@ class EngineStack:
         self.options = options or StackOptions()
         self._owns_run_dir = run_dir is None
         self.run_dir = run_dir or Path(tempfile.mkdtemp(prefix="kvtether-stack-"))
-        self._ports: list[int] = []
+        self.nodes: list[StackNode] = []
+        self._coordinator_port = 0
         self._processes: dict[str, Process] = {}
 
     @property
     def upstream_url(self) -> str:
-        """vLLM's HTTP surface, without a trailing slash."""
-        return f"http://{LOOPBACK}:{self._ports[0]}"
+        """The first vLLM's HTTP surface, without a trailing slash."""
+        return self.nodes[0].upstream_url
 
     @property
     def coordinator_url(self) -> str:
-        return f"http://{LOOPBACK}:{self._ports[1]}"
+        return f"http://{LOOPBACK}:{self._coordinator_port}"
 
     @property
     def lmcache_url(self) -> str:
-        """The LMCache server's HTTP API."""
-        return f"http://{LOOPBACK}:{self._ports[2]}"
+        """The first LMCache server's HTTP API."""
+        return self.nodes[0].lmcache_url
 
     @property
     def model_path(self) -> str:
@@ -80,42 +108,48 @@ class EngineStack:
 
     @property
     def events_endpoint(self) -> str:
-        """vLLM's event stream; connect a subscriber to it."""
-        return f"ipc://{self.run_dir}/events.sock"
+        """The first vLLM's event stream; connect a subscriber to it."""
+        return self.nodes[0].events_endpoint
 
     @property
     def replay_endpoint(self) -> str:
-        """Answers a start sequence number with the batches vLLM still remembers."""
-        return f"ipc://{self.run_dir}/replay.sock"
+        """Answers a start sequence number with the batches the first vLLM still remembers."""
+        return self.nodes[0].replay_endpoint
 
     @property
     def l2_dir(self) -> Path:
-        """Where the file adapter keeps its objects."""
-        return self.run_dir / "l2"
+        """Where the first file adapter keeps its objects."""
+        return self.nodes[0].l2_dir
 
     def log(self, name: str) -> Path:
-        """Log file of `coordinator`, `lmcache` or `vllm`."""
+        """Log file of `coordinator`, `lmcache`, `vllm` and their like."""
         return self.run_dir / f"{name}.log"
 
     async def start(self) -> None:
-        """Start all three and wait until they serve. Raises `EngineMissing`, `StackError`."""
+        """Start everything and wait until it serves. Raises `EngineMissing`, `StackError`."""
         self.environment.require()
-        if len(self.replay_endpoint) > 100:
+        if len(str(self.run_dir)) > 80:
             raise ValueError(f"{self.run_dir} is too long a path for a socket")
-        self.l2_dir.mkdir(parents=True, exist_ok=True)
-        self._ports = free_ports(5)
-        self._processes = {
-            "coordinator": self._coordinator(),
-            "lmcache": self._lmcache(),
-            "vllm": self._vllm(),
-        }
+        self._coordinator_port, *ports = free_ports(1 + PORTS_PER_NODE * self.options.num_nodes)
+        self.nodes = [
+            StackNode(n, ports[n * PORTS_PER_NODE : (n + 1) * PORTS_PER_NODE], self.run_dir)
+            for n in range(self.options.num_nodes)
+        ]
+        self._processes = {"coordinator": self._coordinator()}
+        for node in self.nodes:
+            node.l2_dir.mkdir(parents=True, exist_ok=True)
+            self._processes[node.lmcache] = self._lmcache(node)
+        self._processes |= {node.vllm: self._vllm(node) for node in self.nodes}
         try:
-            self._processes["coordinator"].start()
-            await self._ready("coordinator")
-            self._processes["lmcache"].start()
-            await self._ready("lmcache")
-            self._processes["vllm"].start()
-            await self._ready("vllm")
+            for names in (
+                ["coordinator"],
+                [node.lmcache for node in self.nodes],
+                [node.vllm for node in self.nodes],
+            ):
+                for name in names:
+                    self._processes[name].start()
+                for name in names:
+                    await self._ready(name)
         except BaseException:
             await self._stop_processes()
             raise
@@ -128,9 +162,8 @@ class EngineStack:
 
     async def _stop_processes(self) -> None:
         """vLLM first: it talks to the others on its way out."""
-        for name in ("vllm", "lmcache", "coordinator"):
-            if name in self._processes:
-                await self._processes[name].stop()
+        for process in reversed(self._processes.values()):
+            await process.stop()
 
     async def restart(self, name: str) -> None:
         """Stop and start one server on the same port; its memory is lost, files stay."""
@@ -182,22 +215,21 @@ class EngineStack:
         }
 
     def _coordinator(self) -> Process:
-        port = self._ports[1]
         command = [str(self.environment.command("lmcache")), "coordinator"]
-        command += ["--host", LOOPBACK, "--port", str(port)]
+        command += ["--host", LOOPBACK, "--port", str(self._coordinator_port)]
         command += ["--chunk-size", str(self.options.chunk_size)]
         command += ["--metadata-path", str(self.run_dir / "coordinator.json")]
         command += self.options.extra_coordinator
-        url = f"http://{LOOPBACK}:{port}/healthz"
+        url = f"{self.coordinator_url}/healthz"
         return Process("coordinator", command, self._variables(), self.log("coordinator"), url)
 
-    def _lmcache(self) -> Process:
+    def _lmcache(self, node: StackNode) -> Process:
         options = self.options
-        adapter = {"type": "fs", "base_path": str(self.l2_dir)}
-        command = [str(self.environment.command("lmcache")), "server", "--instance-id", INSTANCE_ID]
-        command += ["--host", LOOPBACK, "--port", str(self._ports[3])]
-        command += ["--http-host", LOOPBACK, "--http-port", str(self._ports[2])]
-        command += ["--prometheus-port", str(self._ports[4]), "--chunk-size", str(options.chunk_size)]
+        adapter = {"type": "fs", "base_path": str(node.l2_dir)}
+        command = [str(self.environment.command("lmcache")), "server", "--instance-id", node.instance_id]
+        command += ["--host", LOOPBACK, "--port", str(node.mq_port)]
+        command += ["--http-host", LOOPBACK, "--http-port", str(node.http_port)]
+        command += ["--prometheus-port", str(node.prometheus_port), "--chunk-size", str(options.chunk_size)]
         command += ["--supported-transfer-mode", "auto"]
         command += ["--l1-size-gb", str(options.l1_size_gb), "--no-l1-use-lazy"]
         command += ["--eviction-policy", "LRU", "--l2-adapter", json.dumps(adapter)]
@@ -205,15 +237,15 @@ class EngineStack:
         command += ["--coordinator-event-reporting"]
         command += ["--coordinator-event-flush-interval", str(options.event_flush_seconds)]
         command += options.extra_lmcache
-        url = f"{self.lmcache_url}/healthcheck"
-        return Process("lmcache", command, self._variables(), self.log("lmcache"), url)
+        url = f"{node.lmcache_url}/healthcheck"
+        return Process(node.lmcache, command, self._variables(), self.log(node.lmcache), url)
 
-    def _vllm(self) -> Process:
+    def _vllm(self, node: StackNode) -> Process:
         options = self.options
         # The short timeout and heartbeat matter: with the defaults a restart of LMCache ends vLLM.
         connector = {
             "lmcache.mp.host": f"tcp://{LOOPBACK}",
-            "lmcache.mp.port": self._ports[3],
+            "lmcache.mp.port": node.mq_port,
             "lmcache.mp.mq_timeout": 10,
             "lmcache.mp.heartbeat_interval": 2,
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",
@@ -227,13 +259,13 @@ class EngineStack:
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": self.events_endpoint,
-            "replay_endpoint": self.replay_endpoint,
+            "endpoint": node.events_endpoint,
+            "replay_endpoint": node.replay_endpoint,
             "topic": "kv",
         }
         command = [str(self.environment.command("vllm")), "serve", self.model_path]
         command += ["--served-model-name", options.model_name, "--host", LOOPBACK]
-        command += ["--port", str(self._ports[0]), "--enforce-eager", "--dtype", "bfloat16"]
+        command += ["--port", str(node.vllm_port), "--enforce-eager", "--dtype", "bfloat16"]
         command += ["--block-size", str(options.block_size), "--max-model-len", str(options.max_model_len)]
         command += ["--max-num-seqs", "8", "--enable-prefix-caching", "--enable-prompt-tokens-details"]
         command += [
@@ -253,4 +285,4 @@ class EngineStack:
             # Whole keys in events instead of their low 64 bits.
             "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": str(int(not options.full_event_hashes)),
         }
-        return Process("vllm", command, variables, self.log("vllm"), f"{self.upstream_url}/health")
+        return Process(node.vllm, command, variables, self.log(node.vllm), f"{node.upstream_url}/health")

@@ -81,6 +81,8 @@ def arrive(decision: Decision, call: CallArrival) -> None:
             harness=call.harness,
             num_messages=len(call.messages),
             proxy=call.proxy,
+            backend=call.backend,
+            placed=call.placed,
         )
     )
 
@@ -195,6 +197,7 @@ def end(decision: Decision, observation: CallEnding) -> None:
             output_tokens=observation.output_tokens,
             detail=observation.detail,
             answers=observation.answers,
+            backend=observation.backend,
         )
     )
     state = decision.state

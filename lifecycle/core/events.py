@@ -9,6 +9,7 @@ from typing import TypeAlias
 import msgspec
 
 from lifecycle.core.ids import Namespace
+from lifecycle.core.namespace_events import BackendLost as BackendLost
 from lifecycle.core.namespace_events import ChunksConfirmed as ChunksConfirmed
 from lifecycle.core.namespace_events import ChunksGone as ChunksGone
 from lifecycle.core.namespace_events import DirectiveProposed as DirectiveProposed
@@ -98,7 +99,8 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     `concurrent` says that another call was in flight then. `source` and `seq` name the last operation that
     was sent before the call. `num_messages` is the length of the whole list, 0 where it was not recorded.
     `arm` is how the call ran, None if nobody said; `harness` the class of program that sent it; `proxy` the
-    process that forwards it, empty where it was not recorded.
+    process that forwards it, empty where it was not recorded. `backend` is the engine it goes to, and
+    `placed` why, both empty where there is but one engine.
     """
 
     call_id: str
@@ -123,6 +125,8 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     harness: str = ""
     num_messages: int = 0
     proxy: str = ""
+    backend: str = ""
+    placed: str = ""
 
 
 class CallMapped(LoggedEvent, frozen=True, kw_only=True, tag="call_mapped.v1"):
@@ -154,7 +158,10 @@ class PrefillDone(LoggedEvent, frozen=True, kw_only=True, tag="prefill_done.v1")
 
 
 class CallEnded(LoggedEvent, frozen=True, kw_only=True, tag="call_ended.v1"):
-    """The call is over. Token counts are the engine's; -1 when it did not say. `answers` are its choices."""
+    """The call is over. Token counts are the engine's; -1 when it did not say. `answers` are its choices.
+
+    `backend` is the engine that answered where that is another one than the call was sent to.
+    """
 
     call_id: str
     attempt: int
@@ -168,6 +175,7 @@ class CallEnded(LoggedEvent, frozen=True, kw_only=True, tag="call_ended.v1"):
     output_tokens: int = -1
     detail: str = ""
     answers: tuple[AnswerFact, ...] = ()
+    backend: str = ""
 
 
 class GenerationMapped(LoggedEvent, frozen=True, kw_only=True, tag="generation_mapped.v1"):

@@ -193,6 +193,7 @@ def _arrived(state: ContextState, event: CallArrived) -> ContextState:
         closed="",
         one_off=state.one_off or event.one_off,
         active_ns=event.at_ns,
+        backend=event.backend or state.backend,
     )
     if event.source:
         source = state.sources.get(event.source, Source())
@@ -220,6 +221,8 @@ def _ended(state: ContextState, event: CallEnded) -> ContextState:
     flight = state.flight(event.call_id, event.attempt)
     if flight is not None and flight.prefilled and not flight.mapping_known:
         state = _with_doubts(state, mapping_lost="a call ended before its tokens were known")
+    if event.backend:
+        state = replace(state, backend=event.backend)
     return ended_call(state, event)
 
 

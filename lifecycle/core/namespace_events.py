@@ -32,6 +32,17 @@ class ChunksGone(LoggedEvent, frozen=True, kw_only=True, tag="chunks_gone.v1"):
     reason: str = ""
 
 
+class BackendLost(LoggedEvent, frozen=True, kw_only=True, tag="backend_lost.v1"):
+    """An engine is gone, and with it what its own memory held for the contexts that it served.
+
+    Chunks of theirs that lie in the cache's tiers stay what they are until the cache says otherwise.
+    """
+
+    namespace: Namespace
+    backend: str
+    reason: str = ""
+
+
 class UntrackedForwarded(LoggedEvent, frozen=True, kw_only=True, tag="untracked_forwarded.v1"):
     """Inference went to this model and salt without being tracked: the chunks there are not ours alone."""
 
@@ -79,6 +90,7 @@ class DirectiveSettled(LoggedEvent, frozen=True, kw_only=True, tag="directive_se
 NamespaceEvent: TypeAlias = (
     ChunksConfirmed
     | ChunksGone
+    | BackendLost
     | UntrackedForwarded
     | HarmBudgetExceeded
     | EnforcementRearmed

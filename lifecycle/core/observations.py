@@ -183,6 +183,8 @@ class CallArrival(_Observation, frozen=True, kw_only=True):
     arm: Arm | None = None
     harness: str = ""
     proxy: str = ""
+    backend: str = ""
+    placed: str = ""
 
 
 class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,6 +242,7 @@ class CallEnding(_Observation, frozen=True, kw_only=True):
     detail: str = ""
     max_branches: int | None = None
     answers: tuple[AnswerFact, ...] = ()
+    backend: str = ""
 
 
 class GenerationKeys(_Observation, frozen=True, kw_only=True):

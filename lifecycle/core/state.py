@@ -137,7 +137,8 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True):
 
     `unmapped` says why the keys of the context are not known or not proven, empty if they are: `mapping_lost`
     (a live prompt has no tokens; the next mapping ends it) or `unverified` (the cache showed other keys; only
-    the cache's own word ends it). `pinned_calls` are the calls whose own pins were dealt with.
+    the cache's own word ends it). `pinned_calls` are the calls whose own pins were dealt with. `backend` is
+    the engine that served it last, empty where there is but one.
     """
 
     uid: str
@@ -149,6 +150,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True):
     one_off: bool = False
     agent: str = ""
     flow: str = ""
+    backend: str = ""
     versions: Mapping[int, Version] = msgspec.field(default_factory=dict)
     next_version: int = 0
     next_branch: int = 0

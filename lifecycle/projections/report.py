@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from lifecycle.core.digest import digest_all
 from lifecycle.core.directives import Demote, Reclaim
 from lifecycle.core.events import (
+    BackendLost,
     CallArrived,
     CallEnded,
     CallMapped,
@@ -62,7 +63,10 @@ class ReportSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Call(msgspec.Struct):
-    """A call under way: how much of its prompt its context had computed before, how much was dead then."""
+    """A call under way: how much of its prompt its context had computed before, how much was dead then.
+
+    `moved` says that another engine computed it, or that the engine has lost it since.
+    """
 
     cell: Cell
     mapped: bool = False
@@ -70,6 +74,14 @@ class _Call(msgspec.Struct):
     known_tokens: int = 0
     dead_tokens: int = 0
     chunk_size: int = 0
+    moved: bool = False
+
+
+class _Served(msgspec.Struct):
+    """Which engine served a context last, empty where there is but one, and how long its prompt was."""
+
+    backend: str = ""
+    num_tokens: int = 0
 
 
 class _Sizes(msgspec.Struct):
@@ -92,12 +104,16 @@ class Report:
         self._calls: OrderedDict[tuple[str, str, int], _Call] = OrderedDict()
         self._sizes: dict[Namespace, _Sizes] = {}
         self._namespaces: dict[str, Namespace] = {}
+        self._served: dict[str, _Served] = {}
 
     def know(self, state: ContextState) -> None:
         """A context that began before the events that will be told."""
         self._remember(
             state.uid, Cell(state.namespace.model, state.key.tenant, state.agent or UNKNOWN), state.namespace
         )
+        if state.backend:
+            branch = state.current_branch()
+            self._served[state.uid] = _Served(state.backend, state.versions[branch.tip].end if branch else 0)
         if state.chunk_size:
             self._size(state.namespace).chunk_tokens = state.chunk_size
 
@@ -110,6 +126,9 @@ class Report:
             case ContextCreated():
                 cell = Cell(event.namespace.model, event.tenant, event.agent or UNKNOWN)
                 self._remember(uid, cell, event.namespace)
+                parent = self._served.get(event.parent_uid)
+                if event.forked and parent is not None:
+                    self._served[uid] = _Served(parent.backend)
             case CallArrived():
                 self._arrived(uid, event)
             case CallMapped():
@@ -126,6 +145,8 @@ class Report:
             case ChunksGone():
                 lost = self.watch.gone(event.namespace, event.keys)
                 self._tally(event.at_ns, event.namespace, lost, "evicted_dead_tokens")
+            case BackendLost():
+                self._lost(event)
             case UntrackedForwarded():
                 cell = Cell(event.namespace.model, arm=UNTRACKED)
                 self.counts.add(event.at_ns, cell, untracked_minutes=1)
@@ -190,7 +211,11 @@ class Report:
         cell = self._cell(uid)
         cell = replace(cell, arm=event.arm or cell.arm, harness=event.harness or cell.harness)
         self._name(uid, cell)
-        self._calls[uid, event.call_id, event.attempt] = _Call(cell)
+        served = self._served.get(uid, _Served())
+        moved = event.backend != served.backend
+        if event.backend:
+            self._served[uid] = _Served(event.backend, served.num_tokens)
+        self._calls[uid, event.call_id, event.attempt] = _Call(cell, moved=moved)
         while len(self._calls) > MAX_CALLS:
             self._calls.popitem(last=False)
 
@@ -208,6 +233,8 @@ class Report:
             call.chunk_size = event.chunk_size
             call.known_tokens = event.first_chunk * event.chunk_size
             call.dead_tokens = self.watch.num_dead(namespace) * event.chunk_size
+        if uid in self._served:
+            self._served[uid].num_tokens = event.num_tokens
         need = self.watch.needed(namespace, event.keys, event.at_ns)
         self._tally(event.at_ns, namespace, need.revived, "revived_tokens")
         self._tally(event.at_ns, namespace, need.would_regret, "would_regret_tokens")
@@ -226,14 +253,26 @@ class Report:
             if call.mapped:
                 recomputed = _recomputed_tokens(call, event)
                 amounts["recomputed_tokens"] = recomputed
-                amounts["avoidable_tokens"] = min(recomputed, call.dead_tokens)
+                if call.moved or event.backend:
+                    amounts["moved_tokens"] = recomputed
+                else:
+                    amounts["avoidable_tokens"] = min(recomputed, call.dead_tokens)
             if call.cell.arm in (Arm.ENFORCE, Arm.HOLDOUT):
                 self._comparison.add(
                     event.at_ns, Arm(call.cell.arm), uid, event.prompt_tokens, event.cached_tokens
                 )
+        if event.backend and uid in self._served:
+            self._served[uid].backend = event.backend
         self.counts.add(event.at_ns, call.cell, **amounts)
         if call.cell.arm == Arm.ENFORCE:
             self.harm.prompted(event.at_ns, call.cell.model, call.cell.tenant, prompt_tokens)
+
+    def _lost(self, event: BackendLost) -> None:
+        """What the engine's own memory held is computed again, wherever its contexts go on."""
+        for uid, served in self._served.items():
+            if served.backend == event.backend and self._namespaces[uid].cache == event.namespace.cache:
+                served.backend = ""
+                self.counts.add(event.at_ns, self._cell(uid), lost_tokens=served.num_tokens)
 
     def _settled(self, event: DirectiveSettled) -> None:
         done = self.watch.settled(event.namespace, event.directive_id, event.result, event.at_ns)
@@ -277,6 +316,7 @@ class Report:
         while len(self._contexts) > MAX_CONTEXTS:
             oldest, _ = self._contexts.popitem(last=False)
             self._namespaces.pop(oldest, None)
+            self._served.pop(oldest, None)
 
     def _size(self, namespace: Namespace) -> _Sizes:
         return self._sizes.setdefault(namespace.cache, _Sizes())

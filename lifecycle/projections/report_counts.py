@@ -49,6 +49,8 @@ class Counts(msgspec.Struct):
     cached_tokens: int = 0
     recomputed_tokens: int = 0
     avoidable_tokens: int = 0
+    moved_tokens: int = 0
+    lost_tokens: int = 0
     chunks_checked: int = 0
     chunks_shown: int = 0
     dead_seen_tokens: int = 0

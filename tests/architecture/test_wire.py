@@ -12,7 +12,8 @@ from tests.architecture.deployment import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "wire.md").read_text()
 ADMIN = "".join(
-    (REPOSITORY / "proxy" / f"{name}_api.py").read_text() for name in ("admin", "health", "report", "status")
+    (REPOSITORY / "proxy" / f"{name}_api.py").read_text()
+    for name in ("admin", "health", "report", "status", "backends")
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 from engine_bridge.cache_events import BlocksStored, EventSubscriber
 from engine_bridge.call_blocks import CallBlocks
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
+from engine_bridge.engine_address import EngineAddress
 from engine_bridge.errors import CacheUnavailable
 from engine_bridge.stack.engine_stack import EngineStack
 from lifecycle.core.directives import Demote, Pin, Reclaim, Unpin
@@ -30,7 +31,7 @@ async def calls(engine_stack: EngineStack) -> AsyncIterator[EngineCalls]:
 
 @pytest.fixture
 async def driver(engine_stack: EngineStack) -> AsyncIterator[LmcacheMp]:
-    driver = LmcacheMp(engine_stack.coordinator_url, engine_stack.upstream_url, l2_pins=True)
+    driver = LmcacheMp(engine_stack.coordinator_url, engines(engine_stack), l2_pins=True)
     test = await driver.self_test()
     assert test.problems == ()
     yield driver
@@ -41,6 +42,10 @@ async def driver(engine_stack: EngineStack) -> AsyncIterator[LmcacheMp]:
 @pytest.fixture
 async def subject(calls: EngineCalls, driver: LmcacheMp) -> LmcacheSubject:
     return LmcacheSubject(calls, driver, TINY)
+
+
+def engines(stack: EngineStack) -> list[EngineAddress]:
+    return [EngineAddress(stack.upstream_url)]
 
 
 def reclaim(keys: list[bytes], namespace: Namespace = TINY) -> Reclaim:
@@ -71,7 +76,7 @@ class TestSelfTest:
     async def test_a_wrong_chunk_size_is_a_problem_that_names_the_right_one(
         self, engine_stack: EngineStack
     ) -> None:
-        driver = LmcacheMp(engine_stack.coordinator_url, engine_stack.upstream_url, chunk_size=256)
+        driver = LmcacheMp(engine_stack.coordinator_url, engines(engine_stack), chunk_size=256)
         test = await driver.self_test()
         assert not test.ok
         assert "set the chunk size to 64" in test.problems[0]
@@ -79,7 +84,9 @@ class TestSelfTest:
 
     async def test_another_tokenizer_is_a_problem(self, engine_stack: EngineStack) -> None:
         driver = LmcacheMp(
-            engine_stack.coordinator_url, engine_stack.upstream_url, tokenize=lambda text: list(text.encode())
+            engine_stack.coordinator_url,
+            engines(engine_stack),
+            tokenize=lambda text: list(text.encode()),
         )
         test = await driver.self_test()
         assert not test.ok
@@ -92,7 +99,7 @@ class TestSelfTest:
         tokenizer = Tokenizer.from_file(f"{engine_stack.model_path}/tokenizer.json")
         driver = LmcacheMp(
             engine_stack.coordinator_url,
-            engine_stack.upstream_url,
+            engines(engine_stack),
             tokenize=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
         )
         assert (await driver.self_test()).problems == ()
@@ -104,7 +111,7 @@ class TestSelfTest:
         chain = await subject.store(2)
         untested = LmcacheMp(
             engine_stack.coordinator_url,
-            engine_stack.upstream_url,
+            engines(engine_stack),
             key_models={"tiny": engine_stack.model_path},
         )
         result = await untested.execute(reclaim(chain.keys), always, lambda: None)
@@ -113,7 +120,7 @@ class TestSelfTest:
         await untested.close()
 
     async def test_an_unreachable_coordinator_is_a_problem(self, engine_stack: EngineStack) -> None:
-        driver = LmcacheMp("http://127.0.0.1:1", engine_stack.upstream_url)
+        driver = LmcacheMp("http://127.0.0.1:1", engines(engine_stack))
         assert not (await driver.self_test()).ok
         with pytest.raises(CacheUnavailable):
             await driver.locate(TINY, [bytes(32)])
@@ -222,7 +229,7 @@ class TestPins:
         self, engine_stack: EngineStack, subject: LmcacheSubject, driver: LmcacheMp
     ) -> None:
         chain = await subject.store(2)
-        earlier = LmcacheMp(engine_stack.coordinator_url, engine_stack.upstream_url, l2_pins=True)
+        earlier = LmcacheMp(engine_stack.coordinator_url, engines(engine_stack), l2_pins=True)
         await earlier.self_test()
         await earlier.execute(self.pin(chain, "old"), always, lambda: chain.token_ids)
         await earlier.close()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
+from engine_bridge.engine_address import EngineAddress
 from engine_bridge.stack.engine_stack import EngineStack
 from lifecycle.core.events import CallArrived, CallEnded, CallMapped
 from lifecycle.core.ids import Namespace, split_keys
@@ -316,7 +317,9 @@ class LateCache(LmcacheMp):
     """A cache whose word on what it holds comes only after `over` is set: too late to prove an absence."""
 
     def __init__(self, stack: EngineStack) -> None:
-        super().__init__(stack.coordinator_url, stack.upstream_url, chunk_size=stack.options.chunk_size)
+        super().__init__(
+            stack.coordinator_url, [EngineAddress(stack.upstream_url)], chunk_size=stack.options.chunk_size
+        )
         self.over = asyncio.Event()
 
     async def locate(self, namespace: Namespace, keys: Sequence[bytes]) -> Sequence[Presence]:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from engine_bridge.drivers.lmcache_mp import LmcacheMp
 from engine_bridge.drivers.lmcache_pins import HeldPin
 from engine_bridge.drivers.noop import NoCacheControl
+from engine_bridge.engine_address import EngineAddress
 from engine_bridge.pin_holder import PinHolder, packed, unpacked
 
 PINS = st.builds(
@@ -21,7 +22,7 @@ PINS = st.builds(
 
 
 async def test_a_cache_of_its_own_holds_pins_and_no_cache_does_not() -> None:
-    driver = LmcacheMp("http://127.0.0.1:9", "http://127.0.0.1:9")
+    driver = LmcacheMp("http://127.0.0.1:9", [EngineAddress("http://127.0.0.1:9")])
     assert isinstance(driver, PinHolder)
     assert not isinstance(NoCacheControl(), PinHolder)
     await driver.close()

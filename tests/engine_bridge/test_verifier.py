@@ -8,7 +8,7 @@ import pytest
 from engine_bridge.cache_events import BlocksStored, EventBatch
 from engine_bridge.call_blocks import CallBlocks
 from engine_bridge.chunk_keys import chunk_keys
-from engine_bridge.verifier import ComputedCall, Verifier
+from engine_bridge.verifier import Before, ComputedCall, Verifier
 from lifecycle.core.events import GenerationMapped
 from lifecycle.core.ids import KEY_BYTES, split_keys
 from lifecycle.core.observations import CallMapping, PromptMapping
@@ -168,20 +168,34 @@ async def test_a_last_token_computed_again_makes_no_chunk_ours(scene: Scene) -> 
     assert all(scene.flags(k) == {"VERIFIED"} for k in split_keys(KEYS))
 
 
+async def test_with_several_engines_a_copy_that_lay_elsewhere_is_not_ours_for_being_computed(
+    scene: Scene,
+) -> None:
+    first, second, last = split_keys(KEYS)
+    scene.cache.store(first)
+    scene.verifier = Verifier(scene.tracker, scene.cache, scene.engine, LOOKS, several=True)
+    before = await scene.verifier.before(NAMESPACE, KEYS)
+    assert before == Before(frozenset({second, last}), frozenset({first}))
+    scene.cache.store(KEYS)
+    await scene.verify(before=before, cached_tokens=0)
+    assert scene.flags(first) == {"VERIFIED"}
+    assert scene.flags(second) == scene.flags(last) == {"VERIFIED", "OURS"}
+
+
 async def test_what_was_absent_before_the_call_is_ours_whatever_the_engine_counted(scene: Scene) -> None:
     first, second, last = split_keys(KEYS)
     scene.cache.store(first)
-    absent = await scene.verifier.absent(NAMESPACE, KEYS)
+    absent = (await scene.verifier.before(NAMESPACE, KEYS)).absent
     assert absent == {second, last}
     scene.cache.store(KEYS)
-    await scene.verify(absent=absent)
+    await scene.verify(before=Before(absent))
     assert scene.flags(first) == {"VERIFIED"}
     assert scene.flags(second) == scene.flags(last) == {"VERIFIED", "OURS"}
 
 
 async def test_a_cache_that_cannot_be_asked_before_proves_nothing(scene: Scene) -> None:
     scene.cache.unreachable = True
-    assert await scene.verifier.absent(NAMESPACE, KEYS) == frozenset()
+    assert (await scene.verifier.before(NAMESPACE, KEYS)).absent == frozenset()
 
 
 async def test_what_the_engine_s_events_show_as_computed_is_ours_without_any_count(scene: Scene) -> None:
@@ -208,7 +222,7 @@ async def test_a_chunk_known_for_long_becomes_ours_when_a_call_stores_it_again(s
     await scene.called("c2")
     await scene.verify("c2", cached_tokens=0)
     assert all(scene.flags(k) == {"VERIFIED", "OURS"} for k in split_keys(KEYS))
-    assert await scene.verifier.absent(NAMESPACE, KEYS) == frozenset()
+    assert (await scene.verifier.before(NAMESPACE, KEYS)).absent == frozenset()
 
 
 async def test_a_copy_that_comes_late_is_waited_for(scene: Scene) -> None:
@@ -329,9 +343,9 @@ async def test_a_proof_waits_for_the_log_behind_what_the_call_did(scene: Scene) 
     scene.log.away = LogUnavailable("away")
     await scene.called("c2")
     assert scene.tracker.degraded
-    absent = await scene.verifier.absent(NAMESPACE, KEYS)
+    absent = (await scene.verifier.before(NAMESPACE, KEYS)).absent
     scene.cache.store(KEYS)
-    verified = asyncio.ensure_future(scene.verify("c2", absent=absent))
+    verified = asyncio.ensure_future(scene.verify("c2", before=Before(absent)))
     for _ in range(20):
         await asyncio.sleep(0)
     assert not scene.cache.asked
@@ -343,5 +357,5 @@ async def test_a_proof_waits_for_the_log_behind_what_the_call_did(scene: Scene) 
 
 async def test_a_directory_that_started_anew_proves_no_absence(scene: Scene) -> None:
     blind = Verifier(scene.tracker, scene.cache, scene.engine, LOOKS, blind=lambda: True)
-    assert await blind.absent(NAMESPACE, KEYS) == frozenset()
-    assert await scene.verifier.absent(NAMESPACE, KEYS) == set(split_keys(KEYS))
+    assert (await blind.before(NAMESPACE, KEYS)).absent == frozenset()
+    assert (await scene.verifier.before(NAMESPACE, KEYS)).absent == set(split_keys(KEYS))

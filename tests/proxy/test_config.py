@@ -9,7 +9,7 @@ import yaml
 
 from lifecycle.vocabulary import Mode
 from proxy.auth import KeyScope
-from proxy.config import Config, InvalidConfig, KeyConfig, api_key, json_schema, markdown_table
+from proxy.config import Config, InvalidConfig, KeyConfig, api_key, json_schema
 from proxy.config_source import load_config
 
 SAMPLE = """
@@ -141,9 +141,54 @@ def test_the_schema_accepts_what_we_accept_and_refuses_what_we_refuse() -> None:
         assert not validator.is_valid(yaml.safe_load(wrong)), wrong
 
 
-def test_every_setting_is_in_the_table() -> None:
-    table = markdown_table()
-    for name in ("data.port", "admin.port", "upstream.url", "models[].path", "api_keys[].tenant", "log_url"):
-        assert f"`{name}`" in table
-    assert all(line.count("|") == 4 for line in table.strip().splitlines())
-    assert "8701" in table
+TWO = [{"name": "a", "url": "http://a:8000"}, {"name": "b", "url": "http://b:8000", "api_key_env": "KEY_B"}]
+
+
+def written(folder: Path, **sections: object) -> Path:
+    path = folder / "several.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return path
+
+
+def test_one_engine_is_that_of_upstream(tmp_path: Path) -> None:
+    cache = {"events_endpoint": "tcp://e:1", "replay_endpoint": "tcp://e:2"}
+    path = written(tmp_path, upstream={"url": "http://e:8000", "api_key_env": "KEY"}, cache=cache)
+    (only,) = load_config(path, {}, {}).backends
+    assert (only.name, only.url, only.api_key_env) == ("", "http://e:8000", "KEY")
+    assert (only.events_endpoint, only.replay_endpoint) == ("tcp://e:1", "tcp://e:2")
+
+
+def test_several_engines_stand_in_its_place(tmp_path: Path) -> None:
+    path = written(tmp_path, upstream={"api_key_env": "KEY"}, upstreams=TWO)
+    a, b = load_config(path, {}, {}).backends
+    assert [(e.name, e.url, e.api_key_env) for e in (a, b)] == [
+        ("a", "http://a:8000", "KEY"),
+        ("b", "http://b:8000", "KEY_B"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sections", "overrides", "named"),
+    [
+        ({"upstream": {"url": "http://e:8000"}}, {}, "upstream.url"),
+        ({}, {"upstream.url": "http://e:1"}, "upstream.url"),
+        ({"cache": {"events_endpoint": "tcp://e:1"}}, {}, "cache.events_endpoint"),
+        ({"cache": {"replay_endpoint": "tcp://e:1"}}, {}, "cache.replay_endpoint"),
+    ],
+)
+def test_engines_are_named_in_one_place(
+    tmp_path: Path, sections: dict[str, object], overrides: dict[str, object], named: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=f"{named}: each of upstreams"):
+        load_config(written(tmp_path, upstreams=TWO, **sections), overrides, {})
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "ä", "x" * 65])
+def test_names_of_engines_fit_into_paths_and_labels(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidConfig, match="upstreams"):
+        load_config(written(tmp_path, upstreams=[{"name": name, "url": "http://a"}]), {}, {})
+
+
+def test_an_engine_stands_there_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="twice"):
+        load_config(written(tmp_path, upstreams=[TWO[0], TWO[0]]), {}, {})

@@ -22,6 +22,7 @@ from tests.lifecycle.fake_cache import FakeCache
 from tests.lifecycle.lives import GatedLog
 from tests.proxy.live_server import RawClient, fetch, serve
 from tests.proxy.scripted_upstream import Exchange, chat_chunks
+from tests.proxy.several_engines import several_engines
 from tests.proxy.toy_model import CHUNK, NAME
 from tests.proxy.whole_proxy import Whole, assistant, lifecycle, system, user, whole_proxy
 
@@ -330,7 +331,9 @@ async def test_whatever_breaks_the_answer_is_the_engines(tmp_path: Path, part: s
         }
         parts[part] = Broken()
         app = DataApp(
-            runtime.upstream,
+            runtime.backends,
+            runtime.placing,
+            lambda upstream: upstream,
             runtime.auth,
             parts["tracking"],
             parts["modes"],
@@ -521,3 +524,31 @@ async def test_what_an_engine_quotes_of_a_prompt_is_not_recorded(tmp_path: Path)
             "the engine answered 400"
         ]
         assert "Xyzzy" not in str(recorded)
+
+
+# -- several engines --------------------------------------------------------------------------------------
+
+
+async def test_what_changes_an_engine_must_name_it(tmp_path: Path) -> None:
+    async with several_engines(tmp_path) as it:
+        for headers in ({}, {"x-kv-backend": "nobody"}):
+            answer = await it.data.post("/reset_prefix_cache", headers=headers)
+            assert answer.status_code == 400
+            assert "one of a, b" in answer.json()["error"]["message"]
+        await it.data.post("/reset_prefix_cache", headers={"x-kv-backend": "b"})
+        (reached,) = it.engines["b"].calls()
+        assert reached.target == b"/reset_prefix_cache"
+        assert reached.header(b"x-kv-backend") == []
+        assert it.engines["a"].calls() == []
+
+
+async def test_any_other_request_may_name_its_engine(tmp_path: Path) -> None:
+    async with several_engines(tmp_path) as it:
+        for name in ("a", "b", "b"):
+            await it.data.get("/metrics", headers={"x-kv-backend": name})
+        seen = {
+            name: sum(e.target == b"/metrics" for e in engine.exchanges)
+            for name, engine in it.engines.items()
+        }
+        assert seen == {"a": 1, "b": 2}
+        assert (await it.data.get("/metrics")).status_code

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from proxy.config import CacheConfig, Config, ModelConfig, UpstreamConfig
+from proxy.config import BackendConfig, CacheConfig, Config, ModelConfig, UpstreamConfig
 from proxy.doctor import examine
 from tests.lifecycle.fake_cache import FakeCache
 from tests.lifecycle.store.redis_process import place_in_shared_redis
-from tests.proxy.scripted_upstream import ScriptedUpstream
+from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream
 from tests.proxy.toy_model import NAME, ToyEngine, write_model
 
 
@@ -73,3 +73,38 @@ async def test_a_cache_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert not findings["cache"][0]
     assert not findings["KV events"][0]
     assert "events_endpoint" in findings["KV events"][1]
+
+
+async def test_of_several_engines_each_is_named(tmp_path: Path) -> None:
+    path = str(write_model(tmp_path / "model"))
+    script = ToyEngine(FakeCache()).script
+
+    async def another(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.respond_json({"data": [{"id": "another"}], "version": "9.9"})
+
+    async with ScriptedUpstream(script) as good, ScriptedUpstream(another) as odd:
+        upstreams = (
+            BackendConfig(name="good", url=good.url),
+            BackendConfig(name="odd", url=odd.url),
+            BackendConfig(name="away", url="http://127.0.0.1:9"),
+        )
+        cache = CacheConfig(driver="lmcache_mp", coordinator_url="http://127.0.0.1:9")
+        findings = await found(
+            config("", upstreams=upstreams, models=(ModelConfig(path=path, name=NAME),), cache=cache)
+        )
+    assert findings["upstream good"] == (True, f"version 0.0.1, serves {NAME}")
+    assert findings["upstream odd"] == (True, "version 9.9, serves another")
+    ok, text = findings["upstream away"]
+    assert not ok
+    assert "127.0.0.1:9" in text
+    assert findings["versions"] == (
+        False,
+        "engines run different versions, whose tokens may differ: run one version",
+    )
+    ok, text = findings[f"model {NAME}"]
+    assert ok
+    assert "not served by odd" in text
+    ok, text = findings["KV events odd"]
+    assert not ok
+    assert "upstreams[].events_endpoint" in text

@@ -4,7 +4,7 @@ import json
 
 import jsonschema
 
-from proxy.documentation import README_BEGIN, README_END, REPOSITORY, pages
+from proxy.documentation import README_BEGIN, README_END, REPOSITORY, markdown_table, pages
 
 
 def test_every_generated_page_is_up_to_date():
@@ -33,3 +33,12 @@ def test_the_schema_tells_a_good_file_from_a_bad_one():
     checker = jsonschema.Draft202012Validator(schema)
     for bad in ({"mode": "delete"}, {"upstream": {"urll": "x"}}, {"models": [{}]}, {"holdout": 2}):
         assert not checker.is_valid(bad), bad
+
+
+def test_every_setting_is_in_the_table() -> None:
+    table = markdown_table()
+    named = ("data.port", "admin.port", "upstream.url", "upstreams[].url", "models[].path", "log_url")
+    for name in (*named, "api_keys[].tenant"):
+        assert f"`{name}`" in table
+    assert all(line.count("|") == 4 for line in table.strip().splitlines())
+    assert "8701" in table

@@ -6,6 +6,7 @@ import re
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,7 +15,8 @@ from engine_bridge.sim.embedded import EmbeddedEngine, EmbeddedOptions
 from engine_bridge.sim.replies import Asked, Reply, ToolUse, load_script
 from lifecycle.core.events import CallMapped, ChunksGone
 from lifecycle.vocabulary import MappingKind, Mode, Tier
-from proxy.embedded import embedded_options
+from proxy.config import BackendConfig, Config
+from proxy.embedded import embedded_config, embedded_options
 from tests.architecture.deployment import REPOSITORY
 from tests.architecture.test_readme import README, blocks
 from tests.e2e.agent import BOTH, NOWHERE, polled, prose, tool
@@ -233,3 +235,12 @@ def test_the_documented_rules_are_a_script(tmp_path: Path) -> None:
 def test_another_model_directory_is_taken() -> None:
     assert embedded_options("/models/mine").model_path == "/models/mine"
     assert embedded_options().engine.l2_bytes > 0
+
+
+def test_engines_of_the_configuration_give_way_to_the_embedded_one() -> None:
+    options = SimpleNamespace(model_path="/m", model_name="tiny")
+    events = SimpleNamespace(endpoint="ipc://e", replay_endpoint="ipc://r")
+    engine: Any = SimpleNamespace(url="http://127.0.0.1:1", options=options, events=events)
+    several = (BackendConfig(name="a", url="http://a"), BackendConfig(name="b", url="http://b"))
+    (only,) = embedded_config(Config(upstreams=several), engine).backends
+    assert (only.url, only.events_endpoint, only.replay_endpoint) == (engine.url, "ipc://e", "ipc://r")

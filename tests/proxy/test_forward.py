@@ -195,7 +195,6 @@ async def test_expect_continue_is_answered_and_not_passed_on() -> None:
     [
         (UpstreamCredentials(), [b"Bearer mine"]),
         (UpstreamCredentials(keep=False), []),
-        (UpstreamCredentials(keep=False, authorization=b"Bearer engine"), [b"Bearer engine"]),
     ],
 )
 async def test_the_engine_sees_the_key_it_shall_see(

@@ -264,10 +264,10 @@ async def test_a_cache_server_that_starts_anew_or_goes_away_is_doubted_once() ->
     async with watching() as it:
         assert it.doubts == []
         for servers, doubted in (
-            ({"one": 2}, "cache server one started anew"),
+            ({"one": 2}, "cache server one is gone or started anew"),
             ({"one": 2, "two": 7}, ""),
-            ({"two": 7}, "cache server one started anew"),
-            ({"two": 8}, "cache server two started anew"),
+            ({"two": 7}, "cache server one is gone or started anew"),
+            ({"two": 8}, "cache server two is gone or started anew"),
         ):
             it.doubts.clear()
             it.cache.servers = servers

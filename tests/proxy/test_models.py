@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_bridge.engine_address import EngineAddress
 from engine_bridge.errors import RejectedByEngine
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.model_profile import ModelProfile
@@ -41,7 +42,7 @@ async def engine(exchange: Exchange) -> None:
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 async def test_the_engine_tells_its_version_and_its_models(suffix: str) -> None:
     async with ScriptedUpstream(engine) as up:
-        assert await ask_engine(up.url + suffix, "Bearer k") == ENGINE
+        assert await ask_engine(EngineAddress(up.url + suffix, key="k")) == ENGINE
 
 
 @pytest.mark.parametrize("body", [b"no json", b"[]", b"{}", b'{"data": [{}]}', b'{"data": 1}'])
@@ -52,10 +53,10 @@ async def test_what_no_engine_says_is_no_engine(body: bytes) -> None:
 
     async with ScriptedUpstream(script) as up:
         with pytest.raises(EngineUnreached):
-            await ask_engine(up.url)
+            await ask_engine(EngineAddress(up.url))
         url = up.url
     with pytest.raises(EngineUnreached):
-        await ask_engine(url)
+        await ask_engine(EngineAddress(url))
 
 
 def test_a_model_is_known_by_its_files(tmp_path: Path) -> None:
@@ -126,8 +127,8 @@ async def test_an_engine_with_our_template_is_told_from_any_other(tmp_path: Path
     ours = profile_of(tmp_path / "ours")
     theirs = profile_of(tmp_path / "theirs", TEMPLATE.replace("}}<|im_end|>", "}} <|im_end|>"))
     async with ScriptedUpstream(tokenizing(ours)) as up:
-        assert await template_problem(ours, up.url + "/v1", "Bearer k") == ""
-        problem = await template_problem(theirs, up.url, "Bearer k")
+        assert await template_problem(ours, EngineAddress(up.url + "/v1", key="k")) == ""
+        problem = await template_problem(theirs, EngineAddress(up.url, key="k"))
         assert "probe 'user': ids differ" in problem
         assert "set models[].path" in problem
 
@@ -139,7 +140,7 @@ async def test_an_engine_that_tells_no_tokens_proves_nothing(tmp_path: Path, sta
         await exchange.respond_json({"detail": "?"}, status)
 
     async with ScriptedUpstream(script) as up:
-        assert await template_problem(profile_of(tmp_path), up.url) == ""
+        assert await template_problem(profile_of(tmp_path), EngineAddress(up.url)) == ""
 
 
 @pytest.mark.parametrize("status", [500, 503])
@@ -150,7 +151,7 @@ async def test_an_engine_that_fails_is_asked_again(tmp_path: Path, status: int) 
 
     async with ScriptedUpstream(script) as up:
         with pytest.raises(EngineUnreached):
-            await template_problem(profile_of(tmp_path), up.url)
+            await template_problem(profile_of(tmp_path), EngineAddress(up.url))
 
 
 async def test_what_was_wrong_may_be_right_the_next_time(tmp_path: Path) -> None:
@@ -158,14 +159,32 @@ async def test_what_was_wrong_may_be_right_the_next_time(tmp_path: Path) -> None
     theirs = profile_of(tmp_path / "theirs", TEMPLATE.replace("assistant", "model"))
     models = {NAME: MappedModel(NAME, reason="not reached"), "odd": MappedModel("odd", reason="no template")}
     async with ScriptedUpstream(tokenizing(theirs)) as up:
-        await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, up.url, "Bearer k")
+        served = {EngineAddress(up.url, key="k"): (NAME,)}
+        await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, served)
         service = models[NAME].service
         assert service is not None
         try:
             assert "ids differ" in models[NAME].reason
             assert models["odd"].engine_ids is not None
             up.script = tokenizing(ours)
-            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, up.url, "Bearer k")
+            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, served)
             assert models[NAME] == MappedModel(NAME, service, ours.fingerprint)
         finally:
+            await service.close()
+
+
+async def test_every_engine_that_serves_a_model_must_render_it_as_we_do(tmp_path: Path) -> None:
+    ours = profile_of(tmp_path / "ours")
+    theirs = profile_of(tmp_path / "theirs", TEMPLATE.replace("assistant", "model"))
+    models = {NAME: MappedModel(NAME)}
+    async with ScriptedUpstream(tokenizing(ours)) as good, ScriptedUpstream(tokenizing(theirs)) as bad:
+        here, there = EngineAddress(good.url, "here", "k"), EngineAddress(bad.url, "there", "k")
+        try:
+            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, {here: (NAME,), there: (NAME,)})
+            assert models[NAME].reason.startswith("engine there: ")
+            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, {here: (NAME,), there: ("another",)})
+            assert models[NAME].reason == ""
+        finally:
+            service = models[NAME].service
+            assert service is not None
             await service.close()

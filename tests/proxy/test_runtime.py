@@ -154,22 +154,6 @@ async def test_a_context_mapped_by_another_template_than_now_only_observes(tmp_p
         assert it.runtime.objection(Namespace("nobody", "", ""))
 
 
-async def test_an_engine_that_starts_later_is_found(tmp_path: Path) -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.read_body()
-        await exchange.respond(503, b"starting")
-
-    async with whole_proxy(tmp_path, script=script, ready=False) as it:
-        body = {"model": NAME, "messages": LIST}
-        answer = await it.data.post("/v1/chat/completions", json=body, headers=lifecycle(ctx="a"))
-        assert answer.status_code == 503
-        assert any("not been reached" in p for p in it.runtime.problems)
-        it.engine.script = it.toy.script
-        await asyncio.wait_for(it.runtime.prepared.wait(), 20)
-        await it.chat(LIST, lifecycle(ctx="a"))
-        assert it.context("a").namespace.fingerprint == it.runtime.models[NAME].fingerprint
-
-
 async def test_without_a_cache_everything_is_followed_and_nothing_controlled(tmp_path: Path) -> None:
     async def script(exchange: Exchange) -> None:
         await exchange.read_body()

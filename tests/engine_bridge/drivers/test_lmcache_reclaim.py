@@ -21,8 +21,8 @@ from engine_bridge.drivers.lmcache_reclaim import (
     tiers_of,
 )
 from lifecycle.vocabulary import DirectiveOutcome, Tier
+from tests.engine_bridge.drivers.cache_nodes import KEYS, TARGET, pair
 
-KEYS = [bytes([n]) * 32 for n in range(5)]
 STORES = st.sets(st.sampled_from(["l1", "l2"]))
 
 
@@ -157,3 +157,60 @@ async def test_what_the_directory_has_forgotten_is_deleted_all_the_same() -> Non
         assert fleet.l1 == fleet.l2 == {alive.hex()}
         assert result.gone == b"".join(KEYS[:4])
         assert len(fleet.asked_l2) == len(set(fleet.asked_l2)), "once each"
+
+
+async def test_deletes_fan_out_to_every_server() -> None:
+    async with pair() as (_, one, two, client):
+        result = await ChunkRemover(client, 0.0, 5).reclaim(KEYS, TARGET, lambda key: True)
+        assert result.outcome is DirectiveOutcome.APPLIED
+        assert one.l1 == one.l2 == two.l1 == two.l2 == set()
+
+
+async def test_a_server_that_is_away_keeps_nobody_elses_copies_and_nothing_counts_as_gone() -> None:
+    async with pair() as (_, one, two, client):
+        await one.stop()
+        result = await ChunkRemover(client, 0.0, 3).reclaim(KEYS, TARGET, lambda key: True)
+        assert result.outcome is DirectiveOutcome.FAILED
+        assert "one is away" in result.reason
+        assert result.gone == b""
+        assert two.l1 == two.l2 == set()
+        await one.start()
+        again = await ChunkRemover(client, 0.0, 3).reclaim(KEYS, TARGET, lambda key: True)
+        assert again.gone == b"".join(KEYS)
+        assert one.l1 == one.l2 == set()
+
+
+async def test_a_server_that_was_given_up_owes_only_what_its_own_l2_shows() -> None:
+    async with pair() as (fleet, one, _, client):
+        await one.stop()
+        fleet.registered = ["two"]
+        one.l2 = {KEYS[0].hex()}
+        result = await ChunkRemover(client, 0.0, 3).reclaim(KEYS, TARGET, lambda key: True)
+        assert result.gone == b"".join(KEYS[1:])
+        assert "copies on one cannot be reached" in result.reason
+
+
+async def test_what_becomes_alive_while_a_server_is_away_is_left_alone() -> None:
+    async with pair() as (fleet, one, _, client):
+        await one.stop()
+        alive: set[bytes] = set()
+
+        def still_dead(key: bytes) -> bool:
+            if fleet.asked > 1:
+                alive.add(KEYS[0])
+            return key not in alive
+
+        await ChunkRemover(client, 0.0, 3).reclaim(KEYS, TARGET, still_dead)
+        assert KEYS[0].hex() in one.l1
+        await one.start()
+        await ChunkRemover(client, 0.0, 3).reclaim(KEYS, TARGET, still_dead)
+        assert one.l1 == {KEYS[0].hex()}
+
+
+async def test_a_demotion_goes_on_beside_a_server_that_is_away() -> None:
+    async with pair() as (_, one, two, client):
+        await one.stop()
+        result = await ChunkRemover(client, 0.0, 3).demote(KEYS, TARGET, lambda key: True)
+        assert result.outcome is DirectiveOutcome.FAILED
+        assert two.l1 == set()
+        assert two.l2 == {key.hex() for key in KEYS}

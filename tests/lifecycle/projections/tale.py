@@ -70,13 +70,26 @@ class Tale:
         arm: Arm | None = Arm.ENFORCE,
         harness: str = "",
         shown: int | None = None,
+        backend: str = "",
+        took: str = "",
     ) -> None:
-        """A whole call: `known` chunks were its context's already, `chunks` are new in its chain."""
+        """A whole call: `known` chunks were its context's already, `chunks` are new in its chain.
+
+        It went to engine `backend`, and `took` answered where that is another one.
+        """
         self._count += 1
         call_id, stream = f"call-{self._count}", context_stream(uid)
         self.tell(
             stream,
-            CallArrived(at_ns=self.now, call_id=call_id, attempt=1, kept=-1, arm=arm, harness=harness),
+            CallArrived(
+                at_ns=self.now,
+                call_id=call_id,
+                attempt=1,
+                kept=-1,
+                arm=arm,
+                harness=harness,
+                backend=backend,
+            ),
         )
         num_tokens = known * SIZE + len(chunks) // 32 * SIZE
         self.tell(
@@ -102,6 +115,7 @@ class Tale:
                 end=CallEnd.COMPLETED,
                 prompt_tokens=prompt,
                 cached_tokens=cached,
+                backend=took,
             ),
         )
         if shown is not None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lifecycle.core.directives import DirectiveResult
-from lifecycle.core.events import CallArrived, EnforcementRearmed, UntrackedForwarded
+from lifecycle.core.events import BackendLost, CallArrived, EnforcementRearmed, UntrackedForwarded
 from lifecycle.core.ids import Namespace, context_stream
 from lifecycle.projections.report import MAX_CALLS, MAX_CONTEXTS, Report
 from lifecycle.projections.report_counts import DIMENSIONS, UNKNOWN, Counts, Dimension
@@ -167,6 +167,37 @@ def test_a_recomputed_prefix_was_avoidable_as_far_as_dead_chunks_took_its_room()
     tale.call("a", b"", known=4, prompt=17, cached=4)
     assert total(tale).recomputed_tokens == 3 * SIZE
     assert total(tale).avoidable_tokens == 2 * SIZE
+
+
+def test_what_is_computed_again_on_another_engine_is_no_fault_of_dead_chunks() -> None:
+    for moved in ({"backend": "b"}, {"backend": "a", "took": "b"}):
+        tale = Tale()
+        tale.context("x")
+        tale.call("x", keys("1", "2", "3", "4"), prompt=17, cached=0, backend="a")
+        tale.observed(keys("d", "e"), ("x", 2))
+        tale.call("x", b"", known=4, prompt=17, cached=0, **moved)
+        assert total(tale).recomputed_tokens == total(tale).moved_tokens == 4 * SIZE
+        assert total(tale).avoidable_tokens == 0
+        tale.call("x", b"", known=4, prompt=17, cached=8, backend="b")
+        assert total(tale).moved_tokens == 4 * SIZE
+        assert total(tale).avoidable_tokens == 2 * SIZE
+
+
+def test_what_an_engine_held_is_lost_once_with_it() -> None:
+    tale = Tale()
+    for uid, backend in (("x", "a"), ("y", "b"), ("z", "a")):
+        tale.context(uid)
+        tale.call(uid, keys(uid + "1", uid + "2"), prompt=9, cached=0, backend=backend)
+    lost = BackendLost(at_ns=tale.now, namespace=SPACE, backend="a")
+    tale.tell(SPACE.stream(), lost)
+    tale.tell(SPACE.stream(), lost)
+    assert total(tale).lost_tokens == 4 * SIZE
+    tale.observed(keys("d"), ("x", 1))
+    tale.call("x", b"", known=2, prompt=9, cached=0, backend="a")
+    assert total(tale).moved_tokens == 2 * SIZE
+    assert total(tale).avoidable_tokens == 0
+    tale.tell(Namespace("other").stream(), msgspec.structs.replace(lost, namespace=Namespace("other")))
+    assert total(tale).lost_tokens == 4 * SIZE, "another model's are another event's"
 
 
 def test_caches_do_not_mix() -> None:

@@ -1,0 +1,67 @@
+"""Deletes that a cache server owes because it was away when they were made.
+
+A server that the coordinator gave up lost its L1 with its process, but an L2 of its own may hold copies that
+it never reported: the directory does not show them, and nobody can be asked. They are remembered, and deleted
+when the server is back. What is owed is lost with our process, and beyond `MAX_OBJECTS` the oldest is
+forgotten: such copies go when the server evicts them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+
+import structlog
+
+from engine_bridge.drivers.lmcache_client import Instance, LmcacheClient
+from engine_bridge.drivers.lmcache_keys import MAX_KEYS_PER_REQUEST, ObjectKey, batched
+from engine_bridge.errors import CacheUnavailable
+from lifecycle.vocabulary import Tier
+
+log = structlog.get_logger(__name__)
+
+MAX_OBJECTS = 100_000
+"""Remembered for each server."""
+
+StillDead = Callable[[bytes], bool]
+
+
+class OwedDeletes:
+    """Knows every server that it was ever told of, and what those that are gone have missed."""
+
+    def __init__(self, client: LmcacheClient) -> None:
+        self._client = client
+        self._seen: set[str] = set()
+        self._owed: dict[str, OrderedDict[ObjectKey, StillDead]] = {}
+
+    def num_owed(self, instance_id: str) -> int:
+        """Objects that a server owes."""
+        return len(self._owed.get(instance_id, ()))
+
+    def made(self, objects: Sequence[ObjectKey], registered: Collection[str], still_dead: StillDead) -> None:
+        """These were deleted on all `registered` servers. `still_dead` is asked before a late delete."""
+        for instance_id in self._seen - set(registered):
+            owed = self._owed.setdefault(instance_id, OrderedDict())
+            owed.update(dict.fromkeys(objects, still_dead))
+            while len(owed) > MAX_OBJECTS:
+                owed.popitem(last=False)
+        self._seen |= set(registered)
+
+    async def collect(self, instances: Sequence[Instance]) -> None:
+        """Have every server that is back do what it owes; one that fails is asked again the next time."""
+        for instance in instances:
+            owed = self._owed.get(instance.instance_id)
+            if not owed:
+                continue
+            try:
+                await self._delete(instance, owed)
+            except CacheUnavailable as error:
+                log.info("a cache server still owes deletes", server=instance.instance_id, error=str(error))
+
+    async def _delete(self, instance: Instance, owed: OrderedDict[ObjectKey, StillDead]) -> None:
+        """What is alive again, or may not be touched now, stays owed."""
+        adapters = await self._client.adapters(instance)
+        for batch in batched(list(owed), MAX_KEYS_PER_REQUEST):
+            dead = [key for key in batch if key in owed and owed[key](key.chunk_key)]
+            for adapter in adapters if dead else ():
+                await self._client.delete(instance, dead, Tier.L2, adapter)
+            for key in dead:
+                owed.pop(key, None)
