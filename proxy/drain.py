@@ -35,12 +35,14 @@ class Drain:
         self.began = False
         self._settle_seconds = config.settle_seconds
         self._hurry = asyncio.Event()
+        self._lingers = False
 
     async def settle(self, *, at_once: bool) -> None:
         """Not ready from now on; comes back when balancers had their time, `at_once` if there are none."""
         self.began = True
         if at_once:
             return
+        self._lingers = True
         try:
             async with asyncio.timeout(self._settle_seconds):
                 await self._hurry.wait()
@@ -56,8 +58,11 @@ class Drain:
                 task.cancel()
 
     async def linger(self) -> None:
-        """Between the end of listening and the end of connections without a call."""
+        """Between the end of listening and the end of connections without a call; at once over if nobody was
+        told to look elsewhere."""
         self.began = True
+        if not self._lingers:
+            return
         try:
             async with asyncio.timeout(LINGER_SECONDS):
                 await self._hurry.wait()
