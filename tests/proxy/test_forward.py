@@ -151,9 +151,8 @@ async def test_engine_errors_pass_verbatim(handler: Handler, error: bytes) -> No
     assert response.header(b"retry-after") == [b"7"]
     assert response.header(b"x-request-id") == [b"abc"]
     if handler is tracked:
-        assert outcome == ForwardOutcome(
-            CallEnd.FAILED, 429, json.loads(error)["error"] if b"plain" in error else "m"
-        )
+        # In our words: an engine's may quote the prompt.
+        assert outcome == ForwardOutcome(CallEnd.FAILED, 429, "the engine answered 429")
         assert p.ledger.told == ["head 429", "failed"]
 
 

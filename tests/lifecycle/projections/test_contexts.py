@@ -215,7 +215,7 @@ def test_of_two_contexts_of_one_name_the_first_one_has_it_also_behind_a_snapshot
         found = each.find(ContextKey("t", "n"), NAMESPACE)
         assert found is not None
         assert found.uid == "first"
-    assert other.held().nameless == ["first"]
+    assert other.held().nameless == ["second"]
 
 
 async def test_how_a_model_was_mapped_last_is_told_by_the_context_used_last(tracker: Tracker) -> None:
