@@ -94,6 +94,7 @@ class Runtime:
         )
         self.metrics = Metrics(self.tracker)
         self.limits = Limits(self.tracker, config.limits, limits_by_tenant(config), self.metrics.limited)
+        self.salted = set(config.salted)
         self.metrics.show_tenants(self.limits.calls)
         if self.backends.several:
             BackendMetrics(self.metrics.registry, self.backends, self.contexts_by_backend)
