@@ -142,7 +142,7 @@ class Runtime:
             self.placing.place,
             config.plan_wait_seconds,
         )
-        self.tracker.listeners.append(Forgetting(self.tracker, self.models).heard)
+        self.tracker.listeners.append(Forgetting(self.tracker, self.models, self.tracking.calls.chains).heard)
         self.placement = PlacementWatch(self.tracker, self.cache)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))
