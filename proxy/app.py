@@ -80,7 +80,7 @@ def create_data_app(runtime: Runtime, tracing: Tracing | None = None) -> Request
         runtime.metrics,
         OpsApi(runtime.declarations, runtime.auth, runtime.limits),
         runtime.limits,
-        frozenset(t.name for t in config.tenants if t.isolation == "salt"),
+        runtime.salted,
         config.upstream.max_body_bytes,
     )
     return RequestLog(app, metrics, runtime.ids, tracing)
@@ -127,7 +127,7 @@ async def serving(
 
 
 def _reloading(config: Config, source: ConfigSource, runtime: Runtime) -> ConfigReload:
-    parts = Reloadable(runtime.modes, runtime.limits, runtime.reporting, runtime.keys)
+    parts = Reloadable(runtime.modes, runtime.limits, runtime.salted, runtime.reporting, runtime.keys)
     reload = ConfigReload(config, source, parts, runtime.metrics.registry)
     runtime.told_beside.append(lambda: reload.warnings)
     return reload

@@ -157,7 +157,11 @@ class TenantConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[str, _doc("The tenant.")]
     isolation: Annotated[
-        Literal["shared", "salt"], _doc("`salt`: a cache salt of its own; `shared`: the common cache.")
+        Literal["shared", "salt"],
+        _doc(
+            "`salt`: a cache salt of its own, from the moment it is read; `shared`: the common cache, for a "
+            "tenant that had a salt from the next start."
+        ),
     ] = "shared"
     limits: Annotated[OwnLimitsConfig, _doc("This tenant's own; what is unset is as in `limits`.")] = (
         OwnLimitsConfig()
@@ -296,6 +300,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float, _doc("Longest time that a call waits for its plan in enforce.", ge=0, le=1)
     ] = 0.005
     mapping_workers: Annotated[int, _doc("Processes for full renders.", ge=1, le=64)] = 1
+
+    @property
+    def salted(self) -> frozenset[str]:
+        """Tenants with a cache of their own."""
+        return frozenset(tenant.name for tenant in self.tenants if tenant.isolation == "salt")
 
     @property
     def backends(self) -> tuple[BackendConfig, ...]:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 
 from lifecycle.projections.report_harm import HarmBudget
-from proxy.config import Config, InvalidConfig, TenantConfig
+from proxy.config import Config, InvalidConfig, LimitsConfig, TenantConfig
 from proxy.config_source import ConfigSource
 from proxy.key_watch import KeyWatch
 from proxy.limits import Limits, limits_by_tenant
@@ -33,6 +33,10 @@ TAKEN_OVER = frozenset(
 )
 """Settings, or sections of them, that a running proxy takes over; the others need a restart."""
 
+ISOLATION = "tenants[].isolation"
+"""A tenant gets a cache of its own at once. One that has it keeps it until a restart: a line that is missing
+for a moment mixes nobody's calls with others'."""
+
 _Stamp = tuple[int, int, int]
 
 
@@ -41,6 +45,7 @@ class Reloadable(msgspec.Struct, frozen=True):
 
     modes: Modes
     limits: Limits
+    salted: set[str]
     reporting: ReportKeeper
     keys: KeyWatch
 
@@ -98,7 +103,11 @@ class ConfigReload:
                 return
             self.problem = ""
             taken = [name for name in changes(self._newest, fresh) if is_taken_over(name)]
-            self.waiting = tuple(name for name in changes(self._started, fresh) if not is_taken_over(name))
+            waiting = [name for name in changes(self._started, fresh) if not is_taken_over(name)]
+            salted = self._parts.salted
+            taken += [ISOLATION] if fresh.salted - salted else []
+            waiting += [ISOLATION] if salted - fresh.salted else []
+            self.waiting = tuple(waiting)
             self._apply(fresh, taken, follow_keys)
             self._newest = fresh
             self._reloads.labels("applied").inc()
@@ -118,6 +127,7 @@ class ConfigReload:
         if {"mode", "modes", "holdout"} & set(taken):
             # Otherwise what was changed at run time stays as it is.
             parts.modes.take(fresh)
+        parts.salted.update(fresh.salted)
         parts.limits.take(fresh.limits, limits_by_tenant(fresh))
         parts.reporting.report.harm.budget = HarmBudget(**msgspec.structs.asdict(fresh.harm))
         follow_keys()
@@ -151,14 +161,15 @@ def is_taken_over(name: str) -> bool:
 
 
 def changes(old: Config, new: Config) -> list[str]:
-    """Settings that differ, as `section.name`; of tenants what is theirs."""
+    """Settings that differ, as `section.name`; of tenants their limits: isolation does not go by what stood
+    in the file before, but by what is in force."""
     found = []
     for name in _fields(Config):
         was, now = getattr(old, name), getattr(new, name)
         if was == now:
             continue
         if name == "tenants":
-            found += _tenant_changes(was, now)
+            found += ["tenants[].limits"] if _limits(was) != _limits(now) else []
         elif isinstance(now, msgspec.Struct):
             found += [
                 f"{name}.{each}" for each in _fields(type(now)) if getattr(was, each) != getattr(now, each)
@@ -168,13 +179,8 @@ def changes(old: Config, new: Config) -> list[str]:
     return found
 
 
-def _tenant_changes(old: Sequence[TenantConfig], new: Sequence[TenantConfig]) -> list[str]:
-    found = []
-    if {t.name for t in old if t.isolation == "salt"} != {t.name for t in new if t.isolation == "salt"}:
-        found.append("tenants[].isolation")
-    if {t.name: t.limits for t in old} != {t.name: t.limits for t in new}:
-        found.append("tenants[].limits")
-    return found
+def _limits(tenants: Sequence[TenantConfig]) -> dict[str, LimitsConfig]:
+    return {tenant.name: tenant.limits for tenant in tenants}
 
 
 def _fields(struct: type[msgspec.Struct]) -> Sequence[str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 
 import msgspec
@@ -63,7 +63,7 @@ _BACKEND_HEADER = BACKEND_HEADER.encode()
 
 
 class DataApp:
-    """Raw ASGI application. `salted` are the tenants with a cache of their own."""
+    """Raw ASGI application. `salted` are the tenants with a cache of their own; more may come."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class DataApp:
         metrics: Metrics,
         ops: OpsApi,
         limits: Limits,
-        salted: frozenset[str],
+        salted: Set[str],
         max_body_bytes: int,
     ) -> None:
         self._backends = backends

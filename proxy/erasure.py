@@ -10,6 +10,7 @@ from lifecycle.core.state import ContextState
 from lifecycle.errors import LogUnavailable
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import DirectiveOutcome
+from proxy.forgetting import ERASED
 from proxy.runtime import Runtime
 
 IN_FLIGHT = "calls of the tenant are in flight: erase again when they are over"
@@ -31,7 +32,8 @@ class Erasure(msgspec.Struct, kw_only=True):
 
 
 async def erase_tenant(runtime: Runtime, tenant: str) -> Erasure:
-    """Close the tenant's contexts, drop its pins, and free what only it referred to.
+    """Close the tenant's contexts, drop its pins, and free what only it referred to. Its conversations are
+    forgotten here, and by each other proxy of the log that hears of a context closed by it.
 
     Chunks that another tenant's context refers to stay and are listed. Erasing is asked for by a person, so
     it is carried out in every mode; a failed self-test still stops it. What the tenant's calls in flight
@@ -60,9 +62,9 @@ async def erase_tenant(runtime: Runtime, tenant: str) -> Erasure:
 
 
 async def _close(runtime: Runtime, state: ContextState) -> None:
-    now_ns, reason = runtime.clock.now_ns(), "the tenant is erased"
-    await observe_now(runtime.tracker, state.uid, CloseRequested(at_ns=now_ns, reason=reason))
-    await observe_now(runtime.tracker, state.uid, PinsDropped(at_ns=now_ns, reason=reason))
+    now_ns = runtime.clock.now_ns()
+    await observe_now(runtime.tracker, state.uid, CloseRequested(at_ns=now_ns, reason=ERASED))
+    await observe_now(runtime.tracker, state.uid, PinsDropped(at_ns=now_ns, reason=ERASED))
 
 
 async def observe_now(tracker: Tracker, uid: str, observation: Observation) -> None:

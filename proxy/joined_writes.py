@@ -21,7 +21,8 @@ class JoinedWrites:
         """Write, or keep the head of an answer back until the next write."""
         if self._head is not None:
             head, self._head = self._head, None
-            self.inner.writelines((head, data))
+            # Not by `writelines`: from Python 3.12 on an empty piece stays unsent and keeps the loop busy.
+            self.inner.write(head + data)
         elif data.startswith(_STATUS_LINE) and not data.startswith(_INTERIM):
             self._head = data
             asyncio.get_running_loop().call_soon(self.flush)

@@ -106,7 +106,9 @@ def add_request_id(logger: WrappedLogger, name: str, event: EventDict) -> EventD
 
 def _renderers(for_people: bool) -> list[Processor]:
     if for_people:
-        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        # Others show what the frames held, where rich is installed: prompts, and headers with keys.
+        plain = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     return [structlog.processors.format_exc_info, _json]
 
 

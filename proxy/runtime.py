@@ -94,6 +94,7 @@ class Runtime:
         )
         self.metrics = Metrics(self.tracker)
         self.limits = Limits(self.tracker, config.limits, limits_by_tenant(config), self.metrics.limited)
+        self.salted = set(config.salted)
         self.metrics.show_tenants(self.limits.calls)
         if self.backends.several:
             BackendMetrics(self.metrics.registry, self.backends, self.contexts_by_backend)
@@ -141,7 +142,7 @@ class Runtime:
             self.placing.place,
             config.plan_wait_seconds,
         )
-        self.tracker.listeners.append(Forgetting(self.tracker, self.models).heard)
+        self.tracker.listeners.append(Forgetting(self.tracker, self.models, self.tracking.calls.chains).heard)
         self.placement = PlacementWatch(self.tracker, self.cache)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))

@@ -57,10 +57,11 @@ async def _clocks(config: Config) -> AsyncIterator[Finding]:
         except httpx.HTTPError:
             continue  # that it is away is said where it is asked for what it serves
         if name.startswith("upstream") and answer.status_code in (401, 403):
+            where = "upstreams[].api_key_env" if name != "upstream" else "upstream.api_key_env"
             yield Finding(
                 f"{name} key",
                 False,
-                f"the engine answers {answer.status_code}: name its key's variable in upstream.api_key_env",
+                f"the engine answers {answer.status_code}: name its key's variable in {where}",
             )
         told = answer.headers.get("date", "")
         try:

@@ -1,6 +1,7 @@
 """A changed configuration is taken over whole, or not at all; calls that are under way notice nothing."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -126,15 +127,40 @@ async def test_what_needs_a_restart_is_named_and_waits(tmp_path: Path) -> None:
             mode="enforce",
             log_url="sqlite:///x.db",
             data={"port": 1},
-            tenants=[{"name": "t", "isolation": "salt"}],
+            retention_hours=1,
         )
-        assert sorted(status["config"]["needs_restart"]) == ["data.port", "log_url", "tenants[].isolation"]
+        assert sorted(status["config"]["needs_restart"]) == ["data.port", "log_url", "retention_hours"]
         assert status["mode"] == "enforce", "the rest is in force"
         assert any("log_url" in w and "restart" in w for w in status["warnings"])
         assert it.up.runtime.config is config
         assert await it.metric("kvtether_config_waiting") == "3.0"
         status = await it.reloaded(mode="enforce")
         assert status["warnings"] == []
+
+
+async def test_a_tenant_gets_a_cache_of_its_own_at_once_and_keeps_it_until_a_restart(tmp_path: Path) -> None:
+    salts: list[object] = []
+
+    async def script(exchange: Exchange) -> None:
+        if exchange.method == "POST":
+            salts.append(json.loads(await exchange.read_body()).get("cache_salt"))
+            await exchange.respond_json({"choices": []})
+        else:
+            await openai_like(exchange)
+
+    shared, own = ([{"name": "default", "isolation": each}] for each in ("shared", "salt"))
+    async with (
+        running(tmp_path, script) as it,
+        httpx.AsyncClient(base_url=it.up.data_url, timeout=SECONDS) as data,
+    ):
+        for tenants, needs_restart in (([], []), (own, []), (shared, ["tenants[].isolation"]), (own, [])):
+            status = await it.reloaded(tenants=tenants)
+            assert status["config"]["needs_restart"] == needs_restart
+            await data.post("/v1/chat/completions", json={"model": "m", "messages": []})
+        without, *with_salt = salts
+        assert without is None
+        assert with_salt[0]
+        assert len(set(with_salt)) == 1
 
 
 async def test_what_was_set_at_run_time_stays_unless_the_file_says_otherwise(tmp_path: Path) -> None:

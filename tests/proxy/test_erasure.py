@@ -10,6 +10,7 @@ from lifecycle.errors import LogUnavailable
 from lifecycle.vocabulary import MappingKind, Mode
 from proxy.erasure import IN_FLIGHT, erase_tenant
 from tests.lifecycle.lives import GatedLog
+from tests.lifecycle.store.redis_process import place_in_shared_redis
 from tests.proxy.test_data_app import bearer, keys
 from tests.proxy.toy_model import NAME
 from tests.proxy.whole_proxy import Message, Whole, assistant, lifecycle, system, user, whole_proxy
@@ -62,6 +63,27 @@ async def test_what_was_said_before_a_response_is_forgotten_too(tmp_path: Path) 
             await it.runtime.mailboxes.settled()
         kinds = [m.kind for m in (await it.events(CallMapped))[-2:]]
         assert kinds == [MappingKind.NONE, MappingKind.EXACT]
+
+
+async def test_every_proxy_of_the_log_forgets_what_was_said_before(tmp_path: Path) -> None:
+    url = await place_in_shared_redis(tmp_path)
+    async with (
+        whole_proxy(tmp_path, api_keys=keys(), log_url=url) as one,
+        whole_proxy(tmp_path, api_keys=keys(), log_url=url) as two,
+    ):
+        body = {"model": NAME, "input": "what the tenant says"}
+        for tenant in ("a", "b"):
+            await two.data.post("/v1/responses", json=body, headers=bearer(tenant))
+        await two.runtime.mailboxes.settled()
+        await one.runtime.tracker.catch_up()
+        chains = two.runtime.tracking.calls.chains
+        assert len(chains) == 2
+        answer = await one.admin.delete("/kv/v1/tenants/a", headers=bearer("admin"))
+        assert answer.json()["contexts"] == 1
+        await two.runtime.tracker.catch_up()
+        assert len(chains) == 1
+        chains.forget_tenant("a")
+        assert len(chains) == 1, "the other tenant's is there still"
 
 
 async def test_what_died_before_and_was_not_freed_is_erased_too(tmp_path: Path) -> None:

@@ -60,6 +60,27 @@ def test_libraries_and_tracebacks_come_out_alike(capsys: pytest.CaptureFixture[s
     assert "RuntimeError: why" in str(theirs["exception"])
 
 
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_traceback_tells_nothing_of_what_its_frames_held(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging("info", form)
+
+    def fails(prompt: str) -> None:
+        headers = {"authorization": f"Bearer {prompt}"}
+        raise RuntimeError(f"{len(headers)} header")
+
+    marker = "".join(["what the ", "client said"])
+    try:
+        fails(marker)
+    except RuntimeError:
+        structlog.get_logger().exception("it failed")
+        logging.getLogger("a.library").exception("so did this")
+    lines = capsys.readouterr().err
+    assert lines.count("RuntimeError: 1 header") == 2
+    assert marker not in lines
+
+
 def test_a_terminal_reads_lines_for_people(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lifecycle.store.redis_server import RedisServer
-from proxy.config import Config, ModelConfig, TracingConfig, UpstreamConfig
+from proxy.config import BackendConfig, Config, ModelConfig, TracingConfig, UpstreamConfig
 from proxy.surroundings import look_around, sqlite_place
 from tests.lifecycle.fake_cache import FakeCache
 from tests.lifecycle.store.redis_process import place_in_shared_redis
@@ -49,8 +49,19 @@ async def test_an_engine_that_wants_a_key_is_told_where_it_goes() -> None:
             "upstream key"
         ]
     assert not ok
-    assert "upstream.api_key_env" in text
+    assert "in upstream.api_key_env" in text
     assert engine.exchanges[0].target == b"/v1/models"
+
+
+async def test_one_of_several_engines_that_wants_a_key_is_told_where_its_own_goes() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.respond(403, b"{}")
+
+    async with ScriptedUpstream(script) as engine:
+        several = (BackendConfig(name="one", url=engine.url),)
+        ok, text = (await found(Config(upstreams=several, log_url="memory:")))["upstream one key"]
+    assert not ok
+    assert "in upstreams[].api_key_env" in text
 
 
 async def test_a_log_that_can_be_written_is_in_order(tmp_path: Path) -> None:

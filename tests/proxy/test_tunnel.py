@@ -567,24 +567,21 @@ async def test_a_shutdown_waits_for_tunnels_and_takes_no_new_ones(tmp_path: Path
 
 
 async def _dialled_and_stopping(config: Config) -> tuple[ClientConnection, asyncio.Future[None], str]:
-    """A client whose proxy is about to stop."""
+    """A client whose proxy stops, and takes nobody new any more."""
     urls: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
 
     async def run() -> None:
         async with serving(config) as up:
             urls.set_result(up.data_url.replace("http:", "ws:") + PATH)
-            stopping.append(up.runtime.stopping)
             await stop.wait()
 
-    stopping: list[asyncio.Event] = []
     ending = asyncio.ensure_future(run())
     url = await urls
     client = await dial(url)
     await client.send("hello")
     assert await client.recv() == "hello"
     stop.set()
-    await stopping[0].wait()
     async with asyncio.timeout(20):
         while True:  # the listener is closed a moment after the stop was called
             try:
