@@ -28,9 +28,9 @@ BEAT_SHARE = 0.2
 """How often a proxy says that it lives, as a part of the lease."""
 
 PATIENCE_SHARE = 0.6
-"""As a part of the lease: how long after the feed was last read to its head an owner may act on what it read,
-and how long a proxy must be silent, after its own lease, before its calls are ended. Where the log was away
-everybody is silent for a moment."""
+"""As a part of the lease: how long after an owner last heard where the feed's head is, and then read up to it,
+it may act on what it read, and how long a proxy must be silent, after its own lease, before its calls are
+ended. Where the log was away everybody is silent for a moment."""
 
 BEAT_LIMIT_SECONDS = 2.0
 """How long a proxy waits for the log to hear that it lives, before it says it again."""
@@ -132,10 +132,11 @@ class Office:
         while ownership is not None and ownership.shared:
             try:
                 newest = await ownership.news(self._tracker.contexts.position)
+                heard = self._clock()  # what is recorded while we read is not read
                 if newest > self._tracker.contexts.position:
                     await asyncio.sleep(GATHER_SECONDS)
                     await self._tracker.catch_up(newest)
-                self._fresh_until = self._clock() + PATIENCE_SHARE * ownership.lease_seconds
+                self._fresh_until = heard + PATIENCE_SHARE * ownership.lease_seconds
             except LifecycleError as error:
                 level = log.error if isinstance(error, CorruptLog) else log.warning
                 level("what other proxies record is not heard", error=str(error))
