@@ -314,3 +314,55 @@ async def test_what_is_recorded_while_an_owner_reads_is_not_taken_for_read() -> 
         assert not it.office.holds, "what others recorded in these ten seconds is not known"
         it.lease.asked.release()
         await it.until(lambda: it.office.holds)
+
+
+async def test_an_owner_that_ends_what_others_left_behind_still_says_that_it_lives() -> None:
+    async with office(num_calls=100) as it:
+        assert it.in_flight() == 100
+        it.log.gate.clear()
+        it.log.waiting.clear()
+        it.lease.gone = frozenset({"other"})
+        while not it.log.waiting.is_set():
+            it.now += 1.0
+            await asyncio.sleep(0.005)
+        beats = it.lease.beats
+        await it.until(lambda: it.lease.beats > beats + 2)
+        assert it.in_flight() == 100
+        it.log.gate.set()
+        await it.until(lambda: not it.in_flight())
+
+
+async def test_an_owner_that_loses_the_lease_ends_nobodys_calls_any_more() -> None:
+    async with office(num_calls=200) as it:
+        it.log.gate.clear()
+        it.log.waiting.clear()
+        it.lease.gone = frozenset({"other"})
+        while not it.log.waiting.is_set():
+            it.now += 1.0
+            await asyncio.sleep(0.005)
+        it.lease.held = False
+        beats = it.lease.beats
+        await it.until(lambda: it.lease.beats > beats + 2)
+        it.log.gate.set()
+        await it.until(lambda: it.lease.beats > beats + 6)
+        assert it.in_flight() == 200
+        assert not it.office.holds
+
+
+async def test_a_lease_that_was_lost_while_taking_over_is_taken_over_anew() -> None:
+    async with office() as it:
+        it.lease.held = False
+        await it.until(lambda: not it.office.holds)
+        it.log.readable.clear()
+        it.log.reading.clear()
+        it.lease.held = True
+        await asyncio.wait_for(it.log.reading.wait(), SECONDS)
+        it.lease.held = False
+        await it.until(lambda: not it.lease.holds)
+        it.lease.held = True
+        await it.until(lambda: it.lease.holds)
+        it.log.reading.clear()
+        it.log.readable.set()
+        await asyncio.wait_for(it.log.reading.wait(), SECONDS)
+        it.lease.asked.release()
+        await it.until(lambda: it.office.holds)
