@@ -30,8 +30,8 @@ BEAT_SHARE = 0.2
 """How often a proxy says that it lives, as a part of the lease."""
 
 PATIENCE_SHARE = 0.6
-"""As a part of the lease: how long after an owner last heard where the feed's head is, and then read up to it,
-it may act on what it read, and how long a proxy must be silent, after its own lease, before its calls are
+"""As a part of the lease: how long after an owner heard where the feed's head is, and then read up to it, it
+may act on what it read, and how long a proxy must be silent, after its own lease, before its calls are
 ended. Where the log was away everybody is silent for a moment."""
 
 BEAT_LIMIT_SECONDS = 2.0
@@ -197,9 +197,10 @@ class Office:
         if ownership is None or not ownership.shared:
             return
         held, self._resigning = self.holds, True
-        with suppress(LifecycleError, TimeoutError):
-            async with asyncio.timeout(SETTLE_SECONDS):
-                await self._settled()
+        if self._in.is_set():  # what others asked for they wait for themselves
+            with suppress(LifecycleError, TimeoutError):
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    await self._settled()
         if held:
             await self.log_keeper.close()
         self._leave_office()
@@ -249,7 +250,7 @@ class Office:
                 log.warning("the event log cannot be taken over yet", error=str(error))
 
     async def _take_over(self, ownership: Ownership) -> None:
-        """Take office if the lease is ours, and still is, without a break, when we know what there is to know."""
+        """Take office if the lease is ours, and still is, without a break, when we know all there is."""
         num_lost = self._num_lost
         if not ownership.holds or self._resigning or self._in.is_set():
             return

@@ -112,7 +112,7 @@ return {holder or '', redis.call('HGET', KEYS[1], 'term') or '0'}
 own the log.
 
 Answers the owner's name and the term that runs; a term begins when the lease is taken. Who would not own the
-log lets go of a lease that is still his: that he resigned may not have been heard, or been overtaken by a beat.
+log lets go of a lease that is still his: that he resigned may not have been heard, or overtaken by a beat.
 `other` for another log."""
 
 RESIGN = """

@@ -366,3 +366,11 @@ async def test_a_lease_that_was_lost_while_taking_over_is_taken_over_anew() -> N
         await asyncio.wait_for(it.log.reading.wait(), SECONDS)
         it.lease.asked.release()
         await it.until(lambda: it.office.holds)
+
+
+async def test_who_does_not_own_resigns_without_waiting_for_the_owners_directives() -> None:
+    async with office() as it:
+        it.lease.held = False
+        await it.until(lambda: not it.office.holds)
+        await it.office.resign()
+        assert not it.settling.is_set()
