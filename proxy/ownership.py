@@ -76,6 +76,8 @@ class Office:
         self._fresh_until = 0.0
         self._silent_since: dict[str, float] = {}
         self._heard_of: set[str] = set()
+        self.taken_over: list[Callable[[], None]] = []
+        """Called when this proxy becomes the owner of a log that others use, too."""
         tracker.listeners.append(self._heard)
 
     @property
@@ -100,6 +102,11 @@ class Office:
         if ownership is None or not self._in.is_set() or not ownership.holds:
             return False
         return not ownership.shared or self._clock() < self._fresh_until
+
+    @property
+    def in_office(self) -> bool:
+        """Whether this proxy became the owner and did not lose it, as far as it was told."""
+        return self._in.is_set()
 
     @property
     def plans(self) -> bool:
@@ -259,6 +266,8 @@ class Office:
         await end_orphans(self._tracker, ())  # nobody, but what the last owner did not prove any more
         if ownership.holds and not self._resigning and num_lost == self._num_lost:
             self._take_office()
+            for called in self.taken_over:
+                called()
             log.info("this proxy owns the event log", proxy=self.name)
 
     async def _end_calls_of_the_gone(self, ownership: Ownership) -> None:

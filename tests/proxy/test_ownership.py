@@ -374,3 +374,15 @@ async def test_who_does_not_own_resigns_without_waiting_for_the_owners_directive
         await it.until(lambda: not it.office.holds)
         await it.office.resign()
         assert not it.settling.is_set()
+
+
+async def test_each_takeover_is_told() -> None:
+    async with office() as it:
+        told: list[bool] = []
+        it.office.taken_over.append(lambda: told.append(it.office.in_office))
+        for number in (1, 2):
+            it.lease.held = False
+            await it.until(lambda: not it.office.in_office)
+            it.lease.held = True
+            await it.until(partial(lambda n: len(told) == n, number))
+        assert told == [True, True]
