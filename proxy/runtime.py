@@ -147,7 +147,7 @@ class Runtime:
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))
         self.metrics.show_log(self.log_keeper)
         self.office = Office(self.tracker, self.log_keeper, self.reclaimer.settled)
-        self.office.taken_over.append(lambda: self.placement.doubt("another proxy took over"))
+        self.office.taken_over.append(lambda: self.placement.doubt("this proxy took over"))
         self.drift = DriftWatch(
             self.tracker, self.cache, self.placement, self.reclaimer, self.ids, self.metrics.drifted
         )

@@ -193,5 +193,5 @@ async def test_who_does_not_own_the_log_looks_and_records_nothing_until_it_does(
         assert directory.asked == KEYS
         assert gone.empty()
         owners.append("this one")
-        watch.doubt("another proxy took over")
+        watch.doubt("this proxy took over")
         assert await within(gone) == KEYS[0]
