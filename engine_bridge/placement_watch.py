@@ -11,7 +11,7 @@ unless it has shown it before.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import structlog
@@ -45,12 +45,21 @@ class YoungDirectory(Protocol):
 class PlacementWatch:
     """Turns hints into looks. `take` is called with every batch of the engine's event stream.
 
-    `blind` says that the directory does not know everything that the books do.
+    `blind` says that the directory does not know everything that the books do. Of several processes on a log
+    each looks, to know that, and only the one that `owns` says so of records what its looks show: whoever
+    becomes it must `doubt`.
     """
 
-    def __init__(self, tracker: Tracker, cache: CacheControl, gather_seconds: float = GATHER_SECONDS) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        cache: CacheControl,
+        owns: Callable[[], bool] = lambda: True,
+        gather_seconds: float = GATHER_SECONDS,
+    ) -> None:
         self._tracker = tracker
         self._cache = cache
+        self._owns = owns
         self._gather_seconds = gather_seconds
         self._removed: set[bytes] = set()
         self._doubts = ""
@@ -124,7 +133,7 @@ class PlacementWatch:
         if self.blind:
             gone = [key for key in gone if key in self._shown]
             self._shown |= {p.key for p in present if p.tiers}
-        if not gone:
+        if not gone or not self._owns():
             return 0
         event = ChunksGone(
             at_ns=self._tracker.clock.now_ns(), namespace=namespace, keys=b"".join(gone), reason=reason

@@ -1,14 +1,18 @@
 """Calls of processes that ended in the middle of them."""
 
+import asyncio
 from collections.abc import Collection
 from itertools import dropwhile
 
 from lifecycle.core.ids import Namespace, split_keys
 from lifecycle.core.observations import CallEnding
-from lifecycle.core.state import chain, holder_tips
+from lifecycle.core.state import Flight, chain, holder_tips
 from lifecycle.projections.contexts import Contexts
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import CallEnd
+
+CALLS_AT_ONCE = 64
+"""How many calls are ended side by side: each waits for the log."""
 
 CUT_OFF_NS = 30 * 10**9
 """How long before the end of a process calls may have ended whose chunks were not proven yet."""
@@ -25,18 +29,22 @@ async def end_orphans(tracker: Tracker, gone: Collection[str]) -> None:
     A call in flight holds what it computes with, and one whose tokens are not known yet holds reclaim back.
     """
     tracker.cut_off += [run for run in _cut_off(tracker.contexts) if run not in tracker.cut_off]
-    for uid, state in list(tracker.contexts.states.items()):
-        for flight in state.flights:
-            if flight.proxy not in gone:
-                continue
-            ending = CallEnding(
-                at_ns=tracker.clock.now_ns(),
-                call_id=flight.call_id,
-                attempt=flight.attempt,
-                end=CallEnd.ABORTED,
-                detail="the proxy ended",
-            )
-            await tracker.observe(uid, ending)
+    states = tracker.contexts.states.items()
+    left = [(uid, flight) for uid, state in states for flight in state.flights if flight.proxy in gone]
+    for start in range(0, len(left), CALLS_AT_ONCE):
+        now_ns = tracker.clock.now_ns()
+        group = left[start : start + CALLS_AT_ONCE]
+        await asyncio.gather(*(tracker.observe(uid, _aborted(flight, now_ns)) for uid, flight in group))
+
+
+def _aborted(flight: Flight, at_ns: int) -> CallEnding:
+    return CallEnding(
+        at_ns=at_ns,
+        call_id=flight.call_id,
+        attempt=flight.attempt,
+        end=CallEnd.ABORTED,
+        detail="the proxy ended",
+    )
 
 
 def _cut_off(contexts: Contexts) -> list[tuple[Namespace, bytes]]:

@@ -230,8 +230,8 @@ class Tracker:
         await self._record_untracked()
 
     async def flushed(self) -> None:
-        """Until nothing waits for the log any more."""
-        while self._waiting or self._untracked:
+        """Until nothing waits for the log any more; a log that was never read takes nothing."""
+        while not self._unread and (self._waiting or self._untracked):
             await self.retry_waiting()
             await asyncio.sleep(FLUSH_SECONDS if self.degraded else 0)
 

@@ -10,8 +10,10 @@ With a log that only one process can use, that process is the owner from beginni
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import structlog
 
@@ -28,9 +30,9 @@ BEAT_SHARE = 0.2
 """How often a proxy says that it lives, as a part of the lease."""
 
 PATIENCE_SHARE = 0.6
-"""As a part of the lease: how long after the feed was last read to its head an owner may act on what it read,
-and how long a proxy must be silent, after its own lease, before its calls are ended. Where the log was away
-everybody is silent for a moment."""
+"""As a part of the lease: how long after an owner heard where the feed's head is, and then read up to it, it
+may act on what it read, and how long a proxy must be silent, after its own lease, before its calls are
+ended. Where the log was away everybody is silent for a moment."""
 
 BEAT_LIMIT_SECONDS = 2.0
 """How long a proxy waits for the log to hear that it lives, before it says it again."""
@@ -43,7 +45,7 @@ TICK_SECONDS = 1.0
 SETTLE_SECONDS = 5.0
 """How long an owner that resigns waits for the cache to answer what it was asked."""
 
-Loop = Callable[[], Awaitable[None]]
+Loop = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Office:
@@ -69,9 +71,13 @@ class Office:
         self._out = asyncio.Event()
         self._out.set()
         self._resigning = False
+        self._beaten = asyncio.Event()
+        self._num_lost = 0
         self._fresh_until = 0.0
         self._silent_since: dict[str, float] = {}
         self._heard_of: set[str] = set()
+        self.taken_over: list[Callable[[], None]] = []
+        """Called when this proxy becomes the owner of a log that others use, too."""
         tracker.listeners.append(self._heard)
 
     @property
@@ -98,6 +104,11 @@ class Office:
         return not ownership.shared or self._clock() < self._fresh_until
 
     @property
+    def in_office(self) -> bool:
+        """Whether this proxy became the owner and did not lose it, as far as it was told."""
+        return self._in.is_set()
+
+    @property
     def plans(self) -> bool:
         """Whether this proxy may begin to: it ends what it began before it lets another one take over."""
         return self.holds and not self._resigning
@@ -119,7 +130,7 @@ class Office:
         if ownership.shared:
             await self._ownership.beat()
             self._fresh_until = self._clock() + PATIENCE_SHARE * ownership.lease_seconds
-            await self._review(self._ownership)
+            await self._take_over(self._ownership)
         else:
             await end_orphans(self._tracker, callers(self._tracker.contexts) - {self.name})
             self._take_office()
@@ -132,29 +143,30 @@ class Office:
         while ownership is not None and ownership.shared:
             try:
                 newest = await ownership.news(self._tracker.contexts.position)
+                heard = self._clock()  # what is recorded while we read is not read
                 if newest > self._tracker.contexts.position:
                     await asyncio.sleep(GATHER_SECONDS)
                     await self._tracker.catch_up(newest)
-                self._fresh_until = self._clock() + PATIENCE_SHARE * ownership.lease_seconds
+                self._fresh_until = heard + PATIENCE_SHARE * ownership.lease_seconds
             except LifecycleError as error:
                 level = log.error if isinstance(error, CorruptLog) else log.warning
                 level("what other proxies record is not heard", error=str(error))
                 await asyncio.sleep(TICK_SECONDS)
 
     async def keep(self) -> None:
-        """Say that this proxy lives, and be the owner if nobody else is, for ever."""
+        """Say that this proxy lives, and be the owner if nobody else is, for ever.
+
+        What an owner has to do first, or for those who are gone, may take longer than a lease: the beat goes
+        on meanwhile.
+        """
         await self._joined.wait()
         ownership = self._ownership
-        while ownership is not None and ownership.shared:
-            await asyncio.sleep(BEAT_SHARE * ownership.lease_seconds)
-            try:
-                async with asyncio.timeout(BEAT_LIMIT_SECONDS):
-                    await ownership.beat()
-                await self._review(ownership)
-            except (LifecycleError, TimeoutError) as error:
-                log.warning("the event log does not hear that this proxy lives", error=str(error))
-            if not ownership.holds:
-                self._leave_office()
+        if ownership is None or not ownership.shared:
+            return
+        ending = self.while_owner(partial(self._end_calls_of_the_gone, ownership))
+        async with asyncio.TaskGroup() as tasks:
+            for loop in (partial(self._beat, ownership), partial(self._watch_lease, ownership), ending):
+                tasks.create_task(loop())
 
     async def keep_time(self) -> None:
         """Let leases, doubts and pins run out, if this is the owner, and record what waited for the log."""
@@ -192,9 +204,10 @@ class Office:
         if ownership is None or not ownership.shared:
             return
         held, self._resigning = self.holds, True
-        with suppress(LifecycleError, TimeoutError):
-            async with asyncio.timeout(SETTLE_SECONDS):
-                await self._settled()
+        if self._in.is_set():  # what others asked for they wait for themselves
+            with suppress(LifecycleError, TimeoutError):
+                async with asyncio.timeout(SETTLE_SECONDS):
+                    await self._settled()
         if held:
             await self.log_keeper.close()
         self._leave_office()
@@ -217,19 +230,57 @@ class Office:
             async with asyncio.timeout(BEAT_LIMIT_SECONDS):
                 await ownership.leave()
 
-    async def _review(self, ownership: Ownership) -> None:
-        """Take office if the lease is ours, and in office look after those who are not heard any more."""
-        if not ownership.holds or self._resigning:
+    async def _beat(self, ownership: Ownership) -> None:
+        while True:
+            await asyncio.sleep(BEAT_SHARE * ownership.lease_seconds)
+            self._step_down_unless(ownership.holds)  # a process that stood still may get back what it lost
+            try:
+                async with asyncio.timeout(BEAT_LIMIT_SECONDS):
+                    await ownership.beat()
+            except (LifecycleError, TimeoutError) as error:
+                log.warning("the event log does not hear that this proxy lives", error=str(error))
+            self._step_down_unless(ownership.holds)
+            self._beaten.set()
+
+    def _step_down_unless(self, holds: bool) -> None:
+        if not holds:
+            self._num_lost += 1
+            self._leave_office()
+
+    async def _watch_lease(self, ownership: Ownership) -> None:
+        while True:
+            await self._beaten.wait()
+            self._beaten.clear()
+            try:
+                await self._take_over(ownership)
+            except (LifecycleError, TimeoutError) as error:
+                log.warning("the event log cannot be taken over yet", error=str(error))
+
+    async def _take_over(self, ownership: Ownership) -> None:
+        """Take office if the lease is ours, and still is, without a break, when we know all there is."""
+        num_lost = self._num_lost
+        if not ownership.holds or self._resigning or self._in.is_set():
             return
-        if not self._in.is_set():
-            await self._tracker.catch_up()
-            await self.log_keeper.take_over()
-            await end_orphans(self._tracker, ())  # nobody, but what the last owner did not prove any more
+        await self._tracker.catch_up()
+        await self.log_keeper.take_over()
+        await end_orphans(self._tracker, ())  # nobody, but what the last owner did not prove any more
+        if ownership.holds and not self._resigning and num_lost == self._num_lost:
             self._take_office()
+            for called in self.taken_over:
+                called()
             log.info("this proxy owns the event log", proxy=self.name)
-        await self._end_calls_of_the_gone(ownership)
 
     async def _end_calls_of_the_gone(self, ownership: Ownership) -> None:
+        """Look after those who are not heard any more, until somebody else does."""
+        while True:
+            try:
+                if not self._resigning:
+                    await self._end_calls_of_the_silent(ownership)
+            except (LifecycleError, TimeoutError) as error:
+                log.warning("calls that proxies left behind are ended later", error=str(error))
+            await asyncio.sleep(BEAT_SHARE * ownership.lease_seconds)
+
+    async def _end_calls_of_the_silent(self, ownership: Ownership) -> None:
         now = self._clock()
         silent = await ownership.silent((callers(self._tracker.contexts) | self._heard_of) - {self.name})
         self._silent_since = {name: self._silent_since.get(name, now) for name in silent}

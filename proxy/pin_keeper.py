@@ -61,6 +61,7 @@ class PinKeeper:
         self._not_sent: set[str] = set()
         self._changed: dict[str, None] = {}
         self._current = ""
+        self._runs = False
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -71,9 +72,18 @@ class PinKeeper:
 
         A log that cannot take the proposal delays.
         """
-        self._asked.clear()
-        self._not_sent.clear()
+        self._runs = True
         self._changed |= {uid: None for uid, s in self._tracker.contexts.states.items() if s.pins}
+        try:
+            await self._keep()
+        finally:
+            self._runs = False
+            for forgotten in (self._asked, self._not_sent, self._changed):
+                forgotten.clear()
+            self._current = ""
+            self._idle.set()
+
+    async def _keep(self) -> None:
         while True:
             self._idle.clear()
             while self._changed:
@@ -105,7 +115,10 @@ class PinKeeper:
         return state is None or not self._suppression(uid, state.namespace)
 
     async def settled(self) -> None:
-        """Until every change was told to the cache, as far as that takes no longer than `SETTLE_SECONDS`."""
+        """Until every change was told to the cache, as far as that takes no longer than `SETTLE_SECONDS`.
+
+        At once where the loop does not run: then another proxy tells it.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_SECONDS):
                 await self._idle.wait()
@@ -150,6 +163,8 @@ class PinKeeper:
         return held if chunk_keys(held, state.chunk_size) == directive.keys else None
 
     def _heard(self, batch: Sequence[RecordedEvent]) -> None:
+        if not self._runs:
+            return  # it begins with every pin there is
         prefix = context_stream("")
         for recorded in batch:
             if not recorded.stream.startswith(prefix):

@@ -143,11 +143,12 @@ class Runtime:
             config.plan_wait_seconds,
         )
         self.tracker.listeners.append(Forgetting(self.tracker, self.models, self.tracking.calls.chains).heard)
-        self.placement = PlacementWatch(self.tracker, self.cache)
+        self.placement = PlacementWatch(self.tracker, self.cache, lambda: self.office.in_office)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))
         self.metrics.show_log(self.log_keeper)
         self.office = Office(self.tracker, self.log_keeper, self.reclaimer.settled)
+        self.office.taken_over.append(lambda: self.placement.doubt("this proxy took over"))
         self.drift = DriftWatch(
             self.tracker, self.cache, self.placement, self.reclaimer, self.ids, self.metrics.drifted
         )

@@ -68,7 +68,10 @@ class RedisOwnership:
         return self._owner
 
     async def beat(self) -> None:
-        """Say that this process lives; take the lease if it is free, keep it if it is ours."""
+        """Say that this process lives; take the lease if it is free, keep it if it is ours.
+
+        After `resign` it lets go of it instead, in case that was not heard.
+        """
         if self._left:
             return
         asked = self._clock()

@@ -100,16 +100,20 @@ if not holder and ARGV[4] == '1' then
   holder = ARGV[2]
   redis.call('HINCRBY', KEYS[1], 'term', 1)
   redis.call('SET', KEYS[2], holder, 'PX', ARGV[3])
-elseif holder == ARGV[2] then
+elseif holder == ARGV[2] and ARGV[4] == '1' then
   redis.call('PEXPIRE', KEYS[2], ARGV[3])
+elseif holder == ARGV[2] then
+  redis.call('DEL', KEYS[2])
+  holder = false
 end
 return {holder or '', redis.call('HGET', KEYS[1], 'term') or '0'}
 """
 """KEYS: meta, owner's lease, this process's presence. ARGV: epoch, name, milliseconds of both, 1 if it would
 own the log.
 
-Answers the owner's name and the term that runs; a term begins when the lease is taken. `other` for another
-log."""
+Answers the owner's name and the term that runs; a term begins when the lease is taken. Who would not own the
+log lets go of a lease that is still his: that he resigned may not have been heard, or overtaken by a beat.
+`other` for another log."""
 
 RESIGN = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end

@@ -1,7 +1,7 @@
 """What leaves the cache behind our back is noticed, and only a look makes it true."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from engine_bridge.cache_events import BlocksRemoved, CacheEvent, EventBatch, EventsMissed, IncarnationChanged
@@ -57,6 +57,7 @@ class Directory(NoCacheControl):
 @asynccontextmanager
 async def watching(
     directory: Directory,
+    owns: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[tuple[Tracker, PlacementWatch, asyncio.Queue[bytes]]]:
     """A tracker that has proven `KEYS`, a running watch, and the queue of keys recorded as gone."""
     tracker = Tracker(MemoryEventLog(), Clock())
@@ -86,7 +87,7 @@ async def watching(
                     gone.put_nowait(key)
 
     tracker.listeners.append(heard)
-    watch = PlacementWatch(tracker, directory, gather_seconds=0.0)
+    watch = PlacementWatch(tracker, directory, owns, gather_seconds=0.0)
     running = asyncio.ensure_future(watch.run())
     try:
         yield tracker, watch, gone
@@ -182,3 +183,15 @@ async def test_dead_chunks_are_left_to_whoever_deletes_them() -> None:
         assert await watch.look(NS, KEYS, "a look") == 0
         assert directory.asked == []
         assert index.stats(NS).dead == len(KEYS)
+
+
+async def test_who_does_not_own_the_log_looks_and_records_nothing_until_it_does() -> None:
+    directory = Directory(set(KEYS[1:]))
+    owners: list[str] = []
+    async with watching(directory, lambda: bool(owners)) as (_, watch, gone):
+        assert await watch.look(NS, KEYS, "a look") == 0
+        assert directory.asked == KEYS
+        assert gone.empty()
+        owners.append("this one")
+        watch.doubt("this proxy took over")
+        assert await within(gone) == KEYS[0]

@@ -13,13 +13,14 @@ from lifecycle.core.observations import CallMapping
 from lifecycle.errors import InvalidObservation, LogUnavailable, UnknownContext
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.store.sql import SqlEventLog
-from lifecycle.tracker import MAX_WAITING
+from lifecycle.tracker import MAX_WAITING, Tracker
 from lifecycle.vocabulary import CallEnd
 from tests.lifecycle.core.story import NAMESPACE, mapping_of
 from tests.lifecycle.lives import (
     Agent,
     AnswerLost,
     GatedLog,
+    ManualClock,
     books,
     replayed,
     started,
@@ -50,6 +51,15 @@ async def test_nothing_is_true_before_the_append_returned() -> None:
     assert [type(r.event) for r in recorded] == [CallArrived]
     assert agent.state.flights
     assert heard[num_heard:] == list(recorded)
+
+
+async def test_nobody_waits_for_a_log_that_was_never_read() -> None:
+    log = GatedLog(MemoryEventLog())
+    tracker = Tracker(log, ManualClock())
+    log.away = LogUnavailable("it is no database")
+    await tracker.untracked(NAMESPACE, "nothing is followed")
+    assert tracker.num_waiting == 1
+    await asyncio.wait_for(tracker.flushed(), 10)
 
 
 async def test_what_happens_to_a_context_is_decided_in_the_order_it_was_observed() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,15 @@ from lifecycle.core.events import (
     DirectiveProposed,
     DirectiveSettled,
     OperationApplied,
+    RecordedEvent,
 )
+from lifecycle.log_keeper import LogKeeper
+from lifecycle.store.memory import MemoryEventLog
 from lifecycle.store.opening import OpenLog, open_log
+from lifecycle.tracker import Tracker
+from proxy.ownership import Office
 from tests.lifecycle.fake_cache import FakeCache
-from tests.lifecycle.lives import books, replayed_beside
+from tests.lifecycle.lives import Agent, GatedLog, ManualClock, books, replayed_beside
 from tests.lifecycle.store.redis_process import place_in_shared_redis
 from tests.proxy.toy_model import CHUNK
 from tests.proxy.whole_proxy import SECONDS, Message, Whole, assistant, lifecycle, system, user, whole_proxy
@@ -192,3 +197,192 @@ async def test_who_does_not_own_asks_nothing_of_the_cache_and_says_who_does(tmp_
         answer = (await one.admin.delete("/kv/v1/tenants/default")).json()
         assert not answer["left"], answer
         await them.until(one, lambda: not them.cache.chunks)
+
+
+class Lease:
+    """An `Ownership` in the test's hands: `held` says whose the lease is, and `told` is the feed's head."""
+
+    shared = True
+    lease_seconds = 0.05
+
+    def __init__(self, log: MemoryEventLog) -> None:
+        self.log = log
+        self.held = True
+        self.holds = False
+        self.owner = "me"
+        self.gone: frozenset[str] = frozenset()
+        self.asked = asyncio.Semaphore(0)
+        self.beats = 0
+
+    async def beat(self) -> None:
+        self.holds = self.held
+        self.beats += 1
+
+    async def news(self, position: int) -> int:
+        await self.asked.acquire()
+        return await self.log.head()
+
+    async def silent(self, names: Collection[str]) -> frozenset[str]:
+        return self.gone & frozenset(names)
+
+    async def resign(self) -> None:
+        self.held = self.holds = False
+
+    async def leave(self) -> None:
+        await self.resign()
+
+
+class SlowToRead(GatedLog):
+    """Reads begin when `readable` is set."""
+
+    def __init__(self, inner: MemoryEventLog) -> None:
+        super().__init__(inner)
+        self.readable = asyncio.Event()
+        self.readable.set()
+        self.reading = asyncio.Event()
+
+    async def read_all(self, after_position: int = 0) -> AsyncIterator[RecordedEvent]:
+        self.reading.set()
+        await self.readable.wait()
+        async for recorded in self.inner.read_all(after_position):
+            yield recorded
+
+
+class Scene:
+    """One office with its loops, a log that another process writes to, and a clock set by hand."""
+
+    def __init__(self) -> None:
+        self.inner = MemoryEventLog()
+        self.log = SlowToRead(self.inner)
+        self.now = 100.0
+        self.lease = Lease(self.inner)
+        self.tracker = Tracker(self.log, ManualClock(), name="me")
+        self.other = Tracker(self.inner, ManualClock(), name="other")
+        self.settling = asyncio.Event()
+        self.settled = asyncio.Event()
+        keeper = LogKeeper(self.tracker, self.log)
+        self.office = Office(self.tracker, keeper, self._settle, lambda: self.now)
+
+    async def _settle(self) -> None:
+        self.settling.set()
+        await self.settled.wait()
+
+    async def calls_left_behind(self, number: int) -> None:
+        for n in range(number):
+            agent = Agent(self.other, f"c{n}")
+            await agent.open()
+            await agent.arrive("u1")
+
+    def in_flight(self) -> int:
+        return sum(len(s.flights) for s in self.tracker.contexts.states.values())
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(SECONDS):
+            while not holds():  # noqa: ASYNC110 - beats are no events
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def office(*, num_calls: int = 0) -> AsyncIterator[Scene]:
+    it = Scene()
+    await it.other.start()
+    await it.calls_left_behind(num_calls)
+    await it.tracker.start()
+    await it.office.join(it.lease)
+    loops = [asyncio.ensure_future(loop()) for loop in (it.office.follow, it.office.keep)]
+    try:
+        yield it
+    finally:
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+
+async def test_what_is_recorded_while_an_owner_reads_is_not_taken_for_read() -> None:
+    async with office() as it:
+        assert it.office.holds
+        it.log.readable.clear()
+        it.log.reading.clear()
+        await it.calls_left_behind(1)
+        it.lease.asked.release()
+        await asyncio.wait_for(it.log.reading.wait(), SECONDS)
+        it.now += 10.0
+        it.log.readable.set()
+        await it.until(lambda: it.in_flight() == 1)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not it.office.holds, "what others recorded in these ten seconds is not known"
+        it.lease.asked.release()
+        await it.until(lambda: it.office.holds)
+
+
+async def test_an_owner_that_ends_what_others_left_behind_still_says_that_it_lives() -> None:
+    async with office(num_calls=100) as it:
+        assert it.in_flight() == 100
+        it.log.gate.clear()
+        it.log.waiting.clear()
+        it.lease.gone = frozenset({"other"})
+        while not it.log.waiting.is_set():
+            it.now += 1.0
+            await asyncio.sleep(0.005)
+        beats = it.lease.beats
+        await it.until(lambda: it.lease.beats > beats + 2)
+        assert it.in_flight() == 100
+        it.log.gate.set()
+        await it.until(lambda: not it.in_flight())
+
+
+async def test_an_owner_that_loses_the_lease_ends_nobodys_calls_any_more() -> None:
+    async with office(num_calls=200) as it:
+        it.log.gate.clear()
+        it.log.waiting.clear()
+        it.lease.gone = frozenset({"other"})
+        while not it.log.waiting.is_set():
+            it.now += 1.0
+            await asyncio.sleep(0.005)
+        it.lease.held = False
+        beats = it.lease.beats
+        await it.until(lambda: it.lease.beats > beats + 2)
+        it.log.gate.set()
+        await it.until(lambda: it.lease.beats > beats + 6)
+        assert it.in_flight() == 200
+        assert not it.office.holds
+
+
+async def test_a_lease_that_was_lost_while_taking_over_is_taken_over_anew() -> None:
+    async with office() as it:
+        it.lease.held = False
+        await it.until(lambda: not it.office.holds)
+        it.log.readable.clear()
+        it.log.reading.clear()
+        it.lease.held = True
+        await asyncio.wait_for(it.log.reading.wait(), SECONDS)
+        it.lease.held = False
+        await it.until(lambda: not it.lease.holds)
+        it.lease.held = True
+        await it.until(lambda: it.lease.holds)
+        it.log.reading.clear()
+        it.log.readable.set()
+        await asyncio.wait_for(it.log.reading.wait(), SECONDS)
+        it.lease.asked.release()
+        await it.until(lambda: it.office.holds)
+
+
+async def test_who_does_not_own_resigns_without_waiting_for_the_owners_directives() -> None:
+    async with office() as it:
+        it.lease.held = False
+        await it.until(lambda: not it.office.holds)
+        await it.office.resign()
+        assert not it.settling.is_set()
+
+
+async def test_each_takeover_is_told() -> None:
+    async with office() as it:
+        told: list[bool] = []
+        it.office.taken_over.append(lambda: told.append(it.office.in_office))
+        for number in (1, 2):
+            it.lease.held = False
+            await it.until(lambda: not it.office.in_office)
+            it.lease.held = True
+            await it.until(partial(lambda n: len(told) == n, number))
+        assert told == [True, True]

@@ -190,3 +190,24 @@ async def test_a_pin_waits_for_the_log_and_is_not_lost() -> None:
         it.log.away = None
         assert await it.settled(1) == [DirectiveOutcome.APPLIED]
         assert len(it.cache.holds) == 1
+
+
+async def test_who_does_not_keep_the_pins_remembers_and_waits_for_nothing() -> None:
+    it = await started()
+    await called(it)
+    await it.declare(pin())
+    assert not it.keeper.changing("uid")
+    async with asyncio.timeout(4):
+        await it.keeper.settled()
+    async with running(it):
+        assert await it.settled(1) == [DirectiveOutcome.APPLIED]
+        it.log.gate.clear()
+        it.log.waiting.clear()
+        unpinning = asyncio.ensure_future(it.declare(UnpinSpan(seq=2, ctx="a", span=(0, 2))))
+        await it.log.waiting.wait()
+        it.log.waiting.clear()
+        it.log.gate.set()
+        await unpinning
+    assert not it.keeper.changing("uid"), "whoever comes next begins anew"
+    async with asyncio.timeout(4):
+        await it.keeper.settled()

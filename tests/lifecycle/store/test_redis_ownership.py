@@ -81,6 +81,23 @@ async def test_the_first_owns_the_log_until_it_lets_go(tmp_path: Path) -> None:
         assert one.own.owner == "two"
 
 
+async def test_a_resignation_that_a_beat_overtook_is_heard_with_the_next_one(tmp_path: Path) -> None:
+    async with processes(tmp_path, "one", "two") as (one, two):
+        await one.own.beat()
+        await one.own.resign()
+        await RedisOwnership(one.log, "one", LONG).beat()  # asked before that, and arrived late
+        await two.own.beat()
+        assert two.own.owner == "one"
+        await one.own.beat()
+        assert one.own.owner == ""
+        await two.own.beat()
+        assert two.own.holds
+        await one.own.beat()
+        assert one.own.owner == "two", "what is another one's stays his"
+        await two.own.beat()
+        assert two.own.holds
+
+
 async def test_an_owner_that_stood_still_knows_by_its_own_clock(tmp_path: Path) -> None:
     async with processes(tmp_path, "one") as (one,):
         await one.own.beat()
