@@ -54,7 +54,7 @@ class Placing:
                 if name != call.placed.backend:
                     self._remember(call.request.uid, name)
 
-        root = self._root(first.request.tenant, first.request.identity.context_id, None)
+        root = self._kinship(first.request).root
         return self._backends.route(first.placed, root, first.request.namespace.model, reached)
 
     def route_unfollowed(self, tenant: str, model: str, context_id: str) -> Route:

@@ -56,6 +56,20 @@ async def test_forks_go_with_their_parents_and_their_forks_too(tmp_path: Path) -
         assert len(forks) == 8
 
 
+async def test_forks_meet_again_where_their_family_goes_when_its_engine_is_dead(tmp_path: Path) -> None:
+    names = ("a", "b", "c", "d")
+    async with several_engines(tmp_path, names) as it:
+        (place,) = await lives(it, "family", calls=1)
+        left = [name for name in names if name != place]
+        await it.engines[place].kill()
+        (next_best, *_) = ranked("default/family", left)
+        for n in range(6):
+            # As it looks before anybody has found out.
+            it.runtime.backends.bring_back(it.backend(place))
+            headers = lifecycle(ctx=f"fork-{n}", parent="family", fork_at=2)
+            assert await it.served(longer(LIST, str(n)), headers) == next_best
+
+
 async def test_a_fork_leaves_a_parent_that_is_far_too_busy(tmp_path: Path) -> None:
     async with several_engines(tmp_path) as it:
         (place,) = await lives(it, "parent", calls=1)
