@@ -15,6 +15,7 @@ from proxy.affinity import Kinship, Placed, least_loaded, place, ranked
 from proxy.config import BackendConfig, Config, InvalidConfig
 from proxy.engine_connection import Headers
 from proxy.errors import ConnectFailed
+from proxy.request_record import the_request
 from proxy.upstream import (
     PooledUpstream,
     UpstreamRequest,
@@ -102,7 +103,7 @@ class Route:
     """An `Upstream` for one request: engines in the order in which they are tried.
 
     `taken_by` is the name of the one that took the request, and `reached` is told it; `failed` hears of those
-    that could not be reached.
+    that could not be reached. With `noted` the request's record says which one was tried last.
     """
 
     def __init__(
@@ -110,15 +111,19 @@ class Route:
         order: Iterable[Backend],
         failed: Callable[[Backend, str], None],
         reached: Callable[[str], None] = lambda name: None,
+        noted: bool = True,
     ) -> None:
         self.taken_by = ""
         self._order = list(order)
         self._failed = failed
         self._reached = reached
+        self._noted = noted
 
     async def open(self, request: UpstreamRequest) -> UpstreamResponse:
         """See `Upstream`. Only where no connection could be made is the next engine tried."""
         for number, backend in enumerate(self._order, start=1):
+            if self._noted:
+                the_request().backend = backend.name
             try:
                 response = await backend.open(request)
             except ConnectFailed as error:
@@ -184,7 +189,7 @@ class Backends:
     ) -> Route:
         """The way to where a call was placed, and from there on to those that may take it as well."""
         if not self.several:
-            return Route(self.all, self.failed)
+            return Route(self.all, self.failed, noted=False)
         usable = {backend.name: backend for backend in self.usable(model)}
         order = sorted(ranked(root, usable), key=lambda name: name != placed.backend)
         return Route([usable[name] for name in order], self.failed, reached)
@@ -192,7 +197,7 @@ class Backends:
     def anywhere(self, model: str = "") -> Route:
         """The way for what shares nothing with any context: to the engine with the least to do."""
         if not self.several:
-            return Route(self.all, self.failed)
+            return Route(self.all, self.failed, noted=False)
         self._count += 1
         root = str(self._count)
         name = least_loaded(root, _loads(self.usable(model)))

@@ -211,7 +211,7 @@ class DataApp:
         if call is not None:
             record.context, record.call = call.request.identity.context_id, call.request.call_id
 
-        route = self._route(caller.tenant, model, call, scope["headers"])
+        route = self._route(caller.tenant, model, calls, scope["headers"])
 
         def added() -> Headers:
             ours = [*call.response_headers()] if call is not None else []
@@ -260,12 +260,13 @@ class DataApp:
             )
             for at, each in enumerate(asked)
         ]
-        return [await self._tracking.begin(request) for request in requests]
+        first = await self._tracking.begin(requests[0])
+        return [first, *[await self._tracking.begin(each, first.placed) for each in requests[1:]]]
 
-    def _route(self, tenant: str, model: str, call: TrackedCall | None, headers: Headers) -> Route:
+    def _route(self, tenant: str, model: str, calls: Sequence[TrackedCall], headers: Headers) -> Route:
         try:
-            if call is not None:
-                return self._placing.route(call)
+            if calls:
+                return self._placing.route(calls)
             return self._placing.route_unfollowed(tenant, model, read_lifecycle_fields(headers).ctx)
         except Exception:
             log.exception("a call goes to any engine")

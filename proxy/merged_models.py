@@ -21,7 +21,6 @@ _OF_THE_BODY = frozenset({b"content-length", b"content-encoding"})
 class _Answer(msgspec.Struct, frozen=True):
     """What one engine said."""
 
-    backend: Backend
     status: int
     headers: Headers
     body: bytes
@@ -35,7 +34,8 @@ async def answer_models(backends: Sequence[Backend], raw_target: bytes, headers:
     """Ask every engine as the client asked, and send one answer.
 
     Entries stand as their engines wrote them, in the order of the configuration; of one name the first
-    counts. What else the first engine said beside its list stays. Where no engine gives a list, the first
+    counts. The list may depend on who asks, and how: where calls go does not follow from it. What else the
+    first engine said beside its list stays. Where no engine gives a list, the first
     answer that came is passed on as it is. Raises `ConnectFailed` if none came.
     """
     wanted = [(name, value) for name, value in headers if name != b"accept-encoding"]
@@ -50,7 +50,6 @@ async def answer_models(backends: Sequence[Backend], raw_target: bytes, headers:
         if listed is None:
             continue
         entries, rest = listed
-        answer.backend.models = frozenset(entries)
         document = document or rest
         for name, entry in entries.items():
             merged.setdefault(name, entry)
@@ -70,7 +69,7 @@ async def _ask(backend: Backend, request: UpstreamRequest) -> _Answer | None:
             status, body = await read_whole(response)
     except (UpstreamError, TimeoutError):
         return None
-    return _Answer(backend, status, response.headers, body)
+    return _Answer(status, response.headers, body)
 
 
 def _listed(answer: _Answer) -> tuple[dict[str, msgspec.Raw], dict[str, msgspec.Raw]] | None:

@@ -7,7 +7,7 @@ from lifecycle.core.events import CallArrived, CallEnded, RecordedEvent
 from lifecycle.core.ids import ContextKey, Namespace, context_stream
 from lifecycle.core.state import ContextState
 from lifecycle.tracker import Tracker
-from proxy.affinity import Kinship, Placed
+from proxy.affinity import STAYS, Kinship, Placed
 from proxy.backends import Backends, Route
 from proxy.tracked_call import CallRequest, TrackedCall
 
@@ -28,25 +28,34 @@ class Placing:
         self._served: OrderedDict[str, str] = OrderedDict()
         tracker.listeners.append(self._heard)
 
-    def place(self, request: CallRequest) -> Placed:
-        """Where a call of a context goes. Nothing is sent yet."""
+    def place(self, request: CallRequest, beside: Placed | None = None) -> Placed:
+        """Where a call of a context goes. Nothing is sent yet.
+
+        `beside` is where the first prompt of its request goes: the others go with it, for one engine takes
+        a request.
+        """
         if not self._backends.several:
             return Placed("")
-        placed = self._backends.place(self._kinship(request), request.namespace.model)
+        if beside is not None:
+            stays = self._held_by(request.uid) == beside.backend
+            placed = Placed(beside.backend, STAYS if stays else "with its request's first prompt")
+        else:
+            placed = self._backends.place(self._kinship(request), request.namespace.model)
         self._remember(request.uid, placed.backend)
         return placed
 
-    def route(self, call: TrackedCall) -> Route:
-        """The way for a call that was placed."""
-        request = call.request
+    def route(self, calls: Sequence[TrackedCall]) -> Route:
+        """The way for a request whose calls, one for each prompt, were placed beside the first."""
+        first = calls[0]
 
         def reached(name: str) -> None:
-            call.backend = name
-            if name != call.placed.backend:
-                self._remember(request.uid, name)
+            for call in calls:
+                call.backend = name
+                if name != call.placed.backend:
+                    self._remember(call.request.uid, name)
 
-        root = self._root(request.tenant, request.identity.context_id, None)
-        return self._backends.route(call.placed, root, request.namespace.model, reached)
+        root = self._kinship(first.request).root
+        return self._backends.route(first.placed, root, first.request.namespace.model, reached)
 
     def route_unfollowed(self, tenant: str, model: str, context_id: str) -> Route:
         """The way for inference that is not followed: beside the context that it names, if it names one."""

@@ -30,10 +30,12 @@ class RequestRecord:
 
     `outcome` is empty while it is under way; `status` is what the client was answered, 0 for nothing;
     `reason` is in words of ours, never the engine's, for those may quote the prompt. `speaks` says that
-    headers of ours go with the engine's answer. `span` and `exchange_span` belong to the tracer.
+    headers of ours go with the engine's answer. `backend` is the one of several engines that took it, or was
+    tried last; empty with one engine. `span` and `exchange_span` belong to the tracer.
     """
 
     __slots__ = (
+        "backend",
         "began",
         "cached_tokens",
         "call",
@@ -81,6 +83,7 @@ class RequestRecord:
         self.call = ""
         self.mapping: MappingKind | None = None
         self.speaks = False
+        self.backend = ""
         self.engine_status = 0
         self.engine_id = ""
         self.response_model = ""

@@ -173,10 +173,9 @@ class Runtime:
         self.following = Following(
             config.log_url, opener, self.event_log, self.office, self.hasher, self.holds, self.modes
         )
-        self.losses = BackendLoss(
-            self.tracker, self.placement, tasks, self.following.begun, lambda: self.office.holds
-        )
+        self.losses = BackendLoss(self.tracker, self.placement, lambda: self.office.holds)
         self.backends.lost.append(self.losses.gone)
+        self.backends.found.append(self.losses.back)
         self.event_reading = EventReading(self.backends, self.blocks, self.placement, self.losses.heard)
         self.reporting = ReportKeeper(
             self.tracker,
@@ -339,6 +338,7 @@ async def open_runtime(
             runtime.watch_holds,
             runtime.log_keeper.run,
             runtime.drift.run,
+            runtime.losses.run,
             runtime.reporting.look,
         ):
             tasks.keep(runtime.office.while_owner(loop))

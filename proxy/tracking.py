@@ -74,7 +74,7 @@ class Tracking:
         ids: IdSource,
         tasks: Tasks,
         limits: Limits,
-        place: Callable[[CallRequest], Placed],
+        place: Callable[[CallRequest, Placed | None], Placed],
         plan_wait_seconds: float,
     ) -> None:
         self.tracker = tracker
@@ -106,14 +106,14 @@ class Tracking:
         """The model that a call means: if it names none, the only one there is."""
         return model or (next(iter(self._models)) if len(self._models) == 1 else "")
 
-    async def begin(self, request: CallRequest) -> TrackedCall:
+    async def begin(self, request: CallRequest, beside: Placed | None = None) -> TrackedCall:
         """Take a call in; answers when its body may leave.
 
         That is at once, unless (in enforce) its plan may add a hint, or it names an operation sent before
-        it: then when that is recorded, and no later than the plan's wait.
+        it: then when that is recorded, and no later than the plan's wait. `beside`: see `Placing.place`.
         """
         call = TrackedCall(request, self._first_token, self._end)
-        call.placed = self._place(request)
+        call.placed = self._place(request, beside)
         call.asks_ids = self._mapper.asks_engine(request.asked, request.mode)
         labels = request.mode is Mode.ENFORCE and bool(self._reclaimer.capabilities.level)
         if labels and can_be_labelled(request.asked):

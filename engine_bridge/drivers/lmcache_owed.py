@@ -2,8 +2,9 @@
 
 A server that the coordinator gave up lost its L1 with its process, but an L2 of its own may hold copies that
 it never reported: the directory does not show them, and nobody can be asked. They are remembered, and deleted
-when the server is back. What is owed is lost with our process, and beyond `MAX_OBJECTS` the oldest is
-forgotten: such copies go when the server evicts them.
+when the server is back. It is known by its address, for its id may be another one in every process. What is
+owed is lost with our process, and beyond `MAX_OBJECTS` and `MAX_GONE` the oldest is forgotten: such copies go
+when the server evicts them.
 """
 
 from collections import OrderedDict
@@ -21,40 +22,50 @@ log = structlog.get_logger(__name__)
 MAX_OBJECTS = 100_000
 """Remembered for each server."""
 
+MAX_GONE = 16
+"""Servers that are away and remembered: one that did not come back while so many others went never will."""
+
 StillDead = Callable[[bytes], bool]
 
 
 class OwedDeletes:
-    """Knows every server that it was ever told of, and what those that are gone have missed."""
+    """Knows the servers that it was told of, by URL, and what those that are gone have missed."""
 
     def __init__(self, client: LmcacheClient) -> None:
         self._client = client
-        self._seen: set[str] = set()
+        self._seen: OrderedDict[str, None] = OrderedDict()
         self._owed: dict[str, OrderedDict[ObjectKey, StillDead]] = {}
 
-    def num_owed(self, instance_id: str) -> int:
+    def num_owed(self, url: str) -> int:
         """Objects that a server owes."""
-        return len(self._owed.get(instance_id, ()))
+        return len(self._owed.get(url, ()))
 
     def made(self, objects: Sequence[ObjectKey], registered: Collection[str], still_dead: StillDead) -> None:
-        """These were deleted on all `registered` servers. `still_dead` is asked before a late delete."""
-        for instance_id in self._seen - set(registered):
-            owed = self._owed.setdefault(instance_id, OrderedDict())
+        """These were deleted on all servers with `registered` URLs. `still_dead` is asked before a late
+        delete."""
+        for url in registered:
+            self._seen[url] = None
+            self._seen.move_to_end(url)
+        gone = [url for url in self._seen if url not in registered]
+        for url in gone[:-MAX_GONE]:
+            del self._seen[url]
+            self._owed.pop(url, None)
+        for url in gone[-MAX_GONE:]:
+            owed = self._owed.setdefault(url, OrderedDict())
             owed.update(dict.fromkeys(objects, still_dead))
             while len(owed) > MAX_OBJECTS:
                 owed.popitem(last=False)
-        self._seen |= set(registered)
 
     async def collect(self, instances: Sequence[Instance]) -> None:
         """Have every server that is back do what it owes; one that fails is asked again the next time."""
         for instance in instances:
-            owed = self._owed.get(instance.instance_id)
+            owed = self._owed.get(instance.url)
             if not owed:
                 continue
             try:
                 await self._delete(instance, owed)
             except CacheUnavailable as error:
-                log.info("a cache server still owes deletes", server=instance.instance_id, error=str(error))
+                log.info("a cache server still owes deletes", server=instance.url, error=str(error))
 
     async def _delete(self, instance: Instance, owed: OrderedDict[ObjectKey, StillDead]) -> None:
         """What is alive again, or may not be touched now, stays owed."""

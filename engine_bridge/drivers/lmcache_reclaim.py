@@ -160,7 +160,7 @@ class ChunkRemover:
         servers = Round(await self._client.instances())
         if not servers.instances:
             raise CacheUnavailable("no cache server is registered with the coordinator")
-        self._registered = tuple(servers.instances)
+        self._registered = tuple(each.url for each in servers.instances.values())
         await self._owed.collect(servers.present())
         locked: set[bytes] = set()
         for instance in servers.present():

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.proxy.scripted_upstream import Exchange
 from tests.proxy.several_engines import several_engines
 from tests.proxy.toy_model import NAME
 from tests.proxy.whole_proxy import whole_proxy
@@ -18,7 +19,6 @@ async def test_everything_that_anybody_serves_stands_there_once(tmp_path: Path) 
             ("adapter", "b"),
             ("another", "c"),
         ]
-        assert it.backend("b").models == {NAME, "adapter"}
         await it.engines["a"].kill()
         listed = (await it.data.get("/v1/models")).json()
         assert [m["owned_by"] for m in listed["data"]] == ["b", "b", "c"]
@@ -27,7 +27,11 @@ async def test_everything_that_anybody_serves_stands_there_once(tmp_path: Path) 
 async def test_calls_go_to_engines_that_serve_their_model(tmp_path: Path) -> None:
     async with several_engines(tmp_path) as it:
         it.engines["b"].models = [NAME, "only-b"]
-        await it.data.get("/v1/models")
+        # One that was away is asked again what it serves.
+        it.runtime.backends.take_down(it.backend("b"), "tried")
+        it.backend("b").suspected.set()
+        await it.until_seen(lambda: it.backend("b").models == {NAME, "only-b"})
+        await it.until_seen(lambda: not it.backend("b").down)
         for n in range(6):
             body = {"model": "only-b", "prompt": str(n)}
             await it.data.post("/v1/completions", json=body)
@@ -35,6 +39,22 @@ async def test_calls_go_to_engines_that_serve_their_model(tmp_path: Path) -> Non
         one = await it.data.get("/v1/models/only-b")
         assert one.status_code
         assert it.engines["b"].exchanges[-1].target == b"/v1/models/only-b"
+
+
+async def test_what_an_engine_tells_one_client_changes_nothing_for_the_others(tmp_path: Path) -> None:
+    async with several_engines(tmp_path) as it:
+
+        async def by_key(exchange: Exchange) -> None:
+            if exchange.header(b"authorization"):
+                await exchange.read_body()
+                await exchange.respond_json({"object": "list", "data": []})
+            else:
+                await it.engines["b"].answer(exchange)
+
+        it.engines["b"].script = by_key
+        listed = (await it.data.get("/v1/models", headers={"authorization": "Bearer theirs"})).json()
+        assert [m["owned_by"] for m in listed["data"]] == ["a"]
+        assert it.backend("b").models == {NAME}
 
 
 async def test_with_nobody_there_that_is_said(tmp_path: Path) -> None:

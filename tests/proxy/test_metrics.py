@@ -1,6 +1,7 @@
 """Counts of what became true; no label takes a value that a client chooses."""
 
 import re
+from collections.abc import Set
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,6 +13,7 @@ from proxy.metrics import MAX_TENANTS
 from proxy.problems import OPENAI_TYPE_PREFIX
 from tests.lifecycle.fake_cache import FakeCache
 from tests.proxy.scripted_upstream import Exchange
+from tests.proxy.several_engines import several_engines
 from tests.proxy.toy_model import CHUNK, NAME, ToyEngine
 from tests.proxy.whole_proxy import Whole, lifecycle, user, whole_proxy
 
@@ -72,16 +74,27 @@ NAMED = PROCESS | {
     "kvtether_chunks_live",
     "kvtether_chunks_dead",
 }
+OF_SEVERAL = {
+    "kvtether_backend_up",
+    "kvtether_backend_draining",
+    "kvtether_backend_calls_in_flight",
+    "kvtether_backend_contexts",
+    "kvtether_backend_calls",
+    "kvtether_backend_unreached",
+    "kvtether_backend_losses",
+}
+"""Those that there are with several engines only."""
+
 CHOSEN = "Chosen"
 """Begins whatever the client of these tests chooses."""
 
 
-async def scraped(it: Whole) -> dict[str, float]:
+async def scraped(it: Whole, named: Set[str] = NAMED) -> dict[str, float]:
     """Samples by name and labels. Every family is known."""
     text = (await it.admin.get("/metrics")).text
     told = list(text_string_to_metric_families(text))
     families = [f for f in told if not f.name.endswith("_created")]
-    assert {f.name for f in families} == NAMED
+    assert {f.name for f in families} == named
     assert all(f.documentation for f in families)
     samples = {}
     for family in families:
@@ -218,6 +231,14 @@ async def test_only_so_many_tenants_get_series_of_their_own(tmp_path: Path) -> N
         assert sum(counted.values()) == 3 * MAX_TENANTS
 
 
+async def test_each_of_several_engines_has_metrics_of_its_own(tmp_path: Path) -> None:
+    async with several_engines(tmp_path) as it:
+        place = await it.served([user("x")], lifecycle(ctx="a"))
+        counted = await scraped(it, NAMED | OF_SEVERAL)
+        assert {counted[f"kvtether_backend_up{{backend={name}}}"] for name in ("a", "b")} == {1}
+        assert counted[f"kvtether_backend_calls_total{{backend={place}}}"] >= 1
+
+
 def test_every_metric_that_the_pages_name_exists() -> None:
     repository = Path(__file__).resolve().parents[2]
     pages = [repository / "README.md", *sorted((repository / "docs").glob("*.md"))]
@@ -225,4 +246,4 @@ def test_every_metric_that_the_pages_name_exists() -> None:
     metrics = {name.removesuffix("_total") for name in named if not name.endswith("_")}
     errors = {f"{OPENAI_TYPE_PREFIX}{kind}" for _, _, kind in problems._KINDS}
     sometimes = {"kvtether_read_models_lag_events", "kvtether_snapshot_age_seconds"}
-    assert metrics - errors <= NAMED | sometimes
+    assert metrics - errors <= NAMED | OF_SEVERAL | sometimes

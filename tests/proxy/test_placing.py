@@ -9,6 +9,7 @@ from lifecycle.core.observations import CallArrival
 from lifecycle.vocabulary import IdentityRung
 from proxy.affinity import OVERLOAD_FLOOR, ranked
 from tests.proxy.several_engines import Several, several_engines
+from tests.proxy.toy_model import NAME
 from tests.proxy.whole_proxy import Message, assistant, lifecycle, system, user
 
 LIST = [system("you are a toy"), user("something that is long enough to fill some chunks")]
@@ -53,6 +54,20 @@ async def test_forks_go_with_their_parents_and_their_forks_too(tmp_path: Path) -
                 assert await it.served(messages, headers) == place
         forks = [e for e in await it.events(CallArrived) if e.placed == "with its parent"]
         assert len(forks) == 8
+
+
+async def test_forks_meet_again_where_their_family_goes_when_its_engine_is_dead(tmp_path: Path) -> None:
+    names = ("a", "b", "c", "d")
+    async with several_engines(tmp_path, names) as it:
+        (place,) = await lives(it, "family", calls=1)
+        left = [name for name in names if name != place]
+        await it.engines[place].kill()
+        (next_best, *_) = ranked("default/family", left)
+        for n in range(6):
+            # As it looks before anybody has found out.
+            it.runtime.backends.bring_back(it.backend(place))
+            headers = lifecycle(ctx=f"fork-{n}", parent="family", fork_at=2)
+            assert await it.served(longer(LIST, str(n)), headers) == next_best
 
 
 async def test_a_fork_leaves_a_parent_that_is_far_too_busy(tmp_path: Path) -> None:
@@ -170,3 +185,46 @@ async def test_with_one_engine_the_log_says_nothing_of_it(tmp_path: Path) -> Non
         (arrived,) = await it.events(CallArrived)
         assert (arrived.backend, arrived.placed) == ("", "")
         assert it.context("c").namespace != Namespace("")
+
+
+PROMPTS = [f"a prompt of its own, number {n}" for n in range(8)]
+
+
+async def completed(it: Several) -> str:
+    """Which engine took a request of several prompts, each a context of its own."""
+    answer = await it.data.post("/v1/completions", json={"model": NAME, "prompt": PROMPTS})
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-kv-backend"]
+
+
+async def ended(it: Several, number: int) -> list[CallEnded]:
+    """Ends that the log holds, once there are so many."""
+    await it.runtime.mailboxes.settled()
+    found = await it.events(CallEnded)
+    assert len(found) == number
+    return found
+
+
+async def test_all_prompts_of_a_request_are_where_the_request_went(tmp_path: Path) -> None:
+    async with several_engines(tmp_path) as it:
+        taken_by = await completed(it)
+        await ended(it, len(PROMPTS))
+        arrivals = await it.events(CallArrived)
+        assert [e.backend for e in arrivals] == [taken_by] * len(PROMPTS)
+        assert [e.placed for e in arrivals[1:]] == ["with its request's first prompt"] * (len(PROMPTS) - 1)
+        states = it.runtime.tracker.contexts.states.values()
+        assert [state.backend for state in states] == [taken_by] * len(PROMPTS)
+
+
+async def test_all_prompts_of_a_request_follow_it_to_another_engine(tmp_path: Path) -> None:
+    async with several_engines(tmp_path) as it:
+        place = await completed(it)
+        await ended(it, len(PROMPTS))
+        await it.engines[place].kill()
+        other = await completed(it)
+        assert other != place
+        last = await ended(it, 2 * len(PROMPTS))
+        arrivals = (await it.events(CallArrived))[len(PROMPTS) :]
+        # The engine may have been found gone before the request came, or by the request itself.
+        told = [(at.backend, by.backend) for at, by in zip(arrivals, last[len(PROMPTS) :], strict=True)]
+        assert set(told) in ({(place, other)}, {(other, "")})

@@ -20,6 +20,7 @@ from proxy.system import RandomIds
 from tests.lifecycle.fake_cache import FakeCache
 from tests.proxy.live_server import RawClient
 from tests.proxy.scripted_upstream import Exchange
+from tests.proxy.several_engines import several_engines
 from tests.proxy.toy_model import CHUNK, NAME
 from tests.proxy.whole_proxy import Whole, lifecycle, user, whole_proxy
 
@@ -76,6 +77,22 @@ async def test_a_call_has_one_line_with_what_an_operator_asks_for(tmp_path: Path
         assert line["ms"] >= line["held_ms"] >= 0
         assert line["input_tokens"] == len(it.toy.prompts[0])
     assert SECRET not in str(lines)
+
+
+async def test_with_several_engines_the_line_names_the_one_that_took_it(
+    tmp_path: Path, lines: list[Any]
+) -> None:
+    async with several_engines(tmp_path) as it:
+        place = await it.served([user("a")], lifecycle(ctx="a"))
+        assert (await until_line(it, lines, 1))["backend"] == place
+        other = "b" if place == "a" else "a"
+        await it.engines[place].kill()
+        await it.served([user("a")], lifecycle(ctx="a"))
+        assert (await until_line(it, lines, 2))["backend"] == other
+    lines.clear()
+    async with several_engines(tmp_path, ("only",)) as it:
+        await it.chat([user("a")], lifecycle(ctx="a"))
+        assert "backend" not in await until_line(it, lines, 1)
 
 
 async def test_without_a_usable_id_one_is_made(tmp_path: Path) -> None:
