@@ -60,9 +60,6 @@ def serve(
         _fail("--embedded brings its own engine: leave out --upstream, --coordinator and --events")
     if embedded and mode is None:
         mode = Mode.ENFORCE
-    # Not above: it takes seconds to import, and the emergency switch must not wait for them.
-    from proxy.app import serve_until_signalled
-
     overrides = {
         "upstream.url": upstream,
         "models": [{"path": model_path}] if model_path else None,
@@ -77,6 +74,10 @@ def serve(
     file = _file(config)
     settings = _load(file, overrides)
     source = ConfigSource(partial(load_config, file, overrides), file)
+    # Not above: it takes seconds to import, and the emergency switch must not wait for them, nor
+    # whoever made a mistake in a setting.
+    from proxy.app import serve_until_signalled
+
     configure_logging(settings.logging.level, settings.logging.format)
     if embedded:
         _serve_embedded(settings, model_path, script, source)
