@@ -1,9 +1,11 @@
 """The embedded database: how it is opened and brought to the current schema, how its failures are named."""
 
+import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 import migrations
 from lifecycle.errors import CorruptLog, LogUnavailable
 from lifecycle.store.tables import metadata
+
+WAL_PAUSE_SECONDS = 0.01
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -49,6 +53,7 @@ async def open_database(url: str, busy_timeout_s: float = 5.0) -> AsyncEngine:
     event.listen(engine.sync_engine, "connect", _prepare)
     try:
         with naming_failures(parsed):
+            await asyncio.to_thread(_use_wal, str(parsed.database), busy_timeout_s)
             async with engine.connect() as connection:
                 if await connection.run_sync(_needs_migration):
                     await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -109,9 +114,24 @@ def make_private(url: URL) -> None:
         raise LogUnavailable(f"the database {url.database} cannot be opened: {error.strerror}") from error
 
 
+def _use_wal(database: str, busy_timeout_s: float) -> None:
+    """Of a file, for good. SQLite waits for other openers in everything but this, so it is waited here."""
+    deadline = time.monotonic() + busy_timeout_s
+    is_uri = database.startswith("file:")
+    with closing(sqlite3.connect(database, busy_timeout_s, isolation_level=None, uri=is_uri)) as connection:
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(WAL_PAUSE_SECONDS)
+            else:
+                return
+
+
 def _prepare(dbapi_connection: Any, _record: object) -> None:
     cursor = dbapi_connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.close()
 

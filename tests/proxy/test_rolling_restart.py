@@ -237,7 +237,8 @@ async def test_a_rolling_restart_fails_no_call_and_loses_no_event(tmp_path: Path
         assert set(made.values()) == {1}
         assert calls(told, CallArrived, uids) == calls(told, CallEnded, uids) == made
         assert {r.event.end for r in told if isinstance(r.event, CallEnded)} == {CallEnd.COMPLETED}
-        assert len({r.event.proxy for r in told if isinstance(r.event, CallArrived)}) == 4
+        # Connections are kept, so one that was there for moments only may have been asked nothing.
+        assert len({r.event.proxy for r in told if isinstance(r.event, CallArrived)}) >= 3
 
 
 async def test_a_killed_owner_is_replaced_and_its_calls_are_ended(tmp_path: Path) -> None:
