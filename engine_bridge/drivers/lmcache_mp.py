@@ -216,7 +216,7 @@ class LmcacheMp:
         """A number per registered cache server that changes when the server starts anew, which voids its L1.
 
         It is the start time of the server's event log in nanoseconds, `UNREACHED` for one that does not
-        answer. Raises `CacheUnavailable`.
+        answer. One that does makes up for the deletes it missed while it was away. Raises `CacheUnavailable`.
         """
         found: dict[str, int] = {}
         for instance in await self._client.instances():
@@ -225,6 +225,8 @@ class LmcacheMp:
                 found[instance.instance_id] = int(log.get("incarnation") or 0)
             except CacheUnavailable:
                 found[instance.instance_id] = UNREACHED
+            else:
+                await self._remover.collect_owed([instance])
         return found
 
     async def directory_began_ns(self) -> int:
