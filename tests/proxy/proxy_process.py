@@ -137,10 +137,12 @@ class Balancer:
 
 
 async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
-        while data := await source.read(1 << 16):
-            sink.write(data)
-            await sink.drain()
-    with suppress(ConnectionError):
+    try:
+        with suppress(ConnectionError):
+            while data := await source.read(1 << 16):
+                sink.write(data)
+                await sink.drain()
+    finally:
         sink.close()
+    with suppress(ConnectionError):
         await sink.wait_closed()
