@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -62,6 +63,8 @@ class RenderWorkers:
 
 def _end_with_parent() -> None:
     """A worker that waits for work does not notice that nobody is left to give it any."""
+    # Ctrl-C goes to the whole group: the parent ends us when it has no more use for us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
 
