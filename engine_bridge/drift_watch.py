@@ -12,6 +12,7 @@ of our calls stored it.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol, runtime_checkable
 
 import structlog
 
@@ -43,6 +44,15 @@ LOOKS_APART_NS = 20 * 10**9
 
 LATE_COPY = frozenset({Tier.L2})
 """Where late copies lie: whoever computes a chunk again puts it into the upper tier first."""
+
+
+@runtime_checkable
+class OwingCache(Protocol):
+    """What a `CacheControl` has in addition if parts of it may be away while something is freed."""
+
+    async def collect_owed(self) -> None:
+        """Free there, too, what was freed meanwhile. Raises `CacheUnavailable`."""
+        ...
 
 
 class DriftWatch:
@@ -85,6 +95,8 @@ class DriftWatch:
 
     async def look(self) -> None:
         """Compare a little, once. Raises `CacheUnavailable`, `LogUnavailable`."""
+        if isinstance(self._cache, OwingCache):
+            await self._cache.collect_owed()
         await self._prove_what_was_cut_off()
         await self._look_for_gone()
         await self._look_for_returned()

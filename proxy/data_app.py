@@ -264,6 +264,8 @@ class DataApp:
         return [first, *[await self._tracking.begin(each, first.placed) for each in requests[1:]]]
 
     def _route(self, tenant: str, model: str, calls: Sequence[TrackedCall], headers: Headers) -> Route:
+        if not self._backends.several:
+            return self._backends.anywhere(model)
         try:
             if calls:
                 return self._placing.route(calls)

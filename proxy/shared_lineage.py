@@ -20,12 +20,6 @@ from proxy.lineage import LineageIndex
 _NO_FACT = MessageFact(b"", "assistant")
 """Of an answer only what ties it to its context counts."""
 
-
-def _no_prompt() -> Prompt:
-    """The texts of a call that another process took in are not known here."""
-    raise Unmappable("its texts are not known here")
-
-
 CONTEXTS_PER_TURN = 20
 """Contexts that are recalled before calls get their turn."""
 
@@ -52,6 +46,8 @@ class SharedLineage:
                 await asyncio.sleep(0)
 
     def _heard(self, batch: Sequence[RecordedEvent]) -> None:
+        if not self._tracker.shared:  # this process told the index itself, when it happened
+            return
         for recorded in batch:
             event = recorded.event
             if isinstance(event, CallArrived | CallEnded):
@@ -84,3 +80,8 @@ class SharedLineage:
         )
         if messages:
             self._index.observe_call(state.key.tenant, state.key.context_id, call_id, call)
+
+
+def _no_prompt() -> Prompt:
+    """The texts of a call that another process took in are not known here."""
+    raise Unmappable("its texts are not known here")

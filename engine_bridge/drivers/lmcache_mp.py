@@ -216,7 +216,7 @@ class LmcacheMp:
         """A number per registered cache server that changes when the server starts anew, which voids its L1.
 
         It is the start time of the server's event log in nanoseconds, `UNREACHED` for one that does not
-        answer. One that does makes up for the deletes it missed while it was away. Raises `CacheUnavailable`.
+        answer. Raises `CacheUnavailable`.
         """
         found: dict[str, int] = {}
         for instance in await self._client.instances():
@@ -225,9 +225,11 @@ class LmcacheMp:
                 found[instance.instance_id] = int(log.get("incarnation") or 0)
             except CacheUnavailable:
                 found[instance.instance_id] = UNREACHED
-            else:
-                await self._remover.collect_owed([instance])
         return found
+
+    async def collect_owed(self) -> None:
+        """Have cache servers that are back delete what they missed. Raises `CacheUnavailable`."""
+        await self._remover.collect_owed()
 
     async def directory_began_ns(self) -> int:
         """When the coordinator started: its directory knows of no store before. 0 if it does not say."""

@@ -36,6 +36,9 @@ class OwedDeletes:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._owed: dict[str, OrderedDict[ObjectKey, StillDead]] = {}
 
+    def __bool__(self) -> bool:
+        return any(self._owed.values())
+
     def num_owed(self, url: str) -> int:
         """Objects that a server owes."""
         return len(self._owed.get(url, ()))

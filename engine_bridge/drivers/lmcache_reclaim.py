@@ -150,9 +150,11 @@ class ChunkRemover:
         self._owed.made(target.objects(progress.done()), self._registered, still_dead)
         return progress.result((Tier.L1, Tier.L2), trouble, removed=True)
 
-    async def collect_owed(self, instances: Sequence[Instance]) -> None:
-        """Have these servers, which answer, delete what they missed while they were away. Never raises."""
-        await self._owed.collect(instances)
+    async def collect_owed(self) -> None:
+        """Have servers that are back delete what they missed while they were away. Raises
+        `CacheUnavailable` where the coordinator does not say who is there."""
+        if self._owed:
+            await self._owed.collect(await self._client.instances())
 
     async def _reclaim_round(
         self, progress: Progress, target: Target, still_dead: StillDead, first: bool

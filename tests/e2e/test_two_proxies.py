@@ -17,18 +17,14 @@ from lifecycle.store.opening import open_log
 from tests.e2e.agent import SECONDS, Cache
 from tests.e2e.test_crashes import NUM_AGENTS, PAUSE_SECONDS, Outside, Talk, nothing_proven_is_left, polled
 from tests.lifecycle.store.redis_process import RedisProcess
-from tests.proxy.proxy_process import Balancer
+from tests.proxy.proxy_process import Balancer, readiness
 
 
 class Member(Outside):
     """One of the proxies behind the address."""
 
     async def ready(self, http: httpx.AsyncClient) -> dict[str, Any]:
-        try:
-            answer = await http.get(f"{self.admin_url}/readyz")
-        except httpx.TransportError:
-            return {}
-        return dict(answer.json()) if answer.status_code == 200 else {}
+        return await readiness(self.admin_url, http)
 
     async def end(self) -> int:
         """SIGTERM to the proxy alone, as a platform sends it; its status."""

@@ -74,12 +74,16 @@ class ProxyProcess:
         return self.process.exitcode
 
     async def ready(self, http: httpx.AsyncClient) -> dict[str, Any]:
-        """What `/readyz` says; empty if it is not ready."""
-        try:
-            answer = await http.get(f"{self.admin_url}/readyz")
-        except httpx.TransportError:
-            return {}
-        return dict(answer.json()) if answer.status_code == 200 else {}
+        return await readiness(self.admin_url, http)
+
+
+async def readiness(admin_url: str, http: httpx.AsyncClient) -> dict[str, Any]:
+    """What `/readyz` says; empty if the proxy is not ready."""
+    try:
+        answer = await http.get(f"{admin_url}/readyz")
+    except httpx.TransportError:
+        return {}
+    return dict(answer.json()) if answer.status_code == 200 else {}
 
 
 class Balancer:

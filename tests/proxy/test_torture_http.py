@@ -44,11 +44,11 @@ async def plain(exchange: Exchange) -> None:
     await exchange.respond(200, b"" if exchange.method == "HEAD" else b"ok", [(b"Allow", b"GET, POST")])
 
 
-@settings(max_examples=60)
-@given(st.sampled_from(ROADS), headers, headers)
-def test_any_headers_pass_both_ways_in_order(
+def exchanged(
     torture: Torture, road: bytes, sent: list[tuple[bytes, bytes]], replied: list[tuple[bytes, bytes]]
-) -> None:
+):
+    """The answer to a request with these headers, from an engine that answers with those."""
+
     async def script(exchange: Exchange) -> None:
         await exchange.read_body()
         await exchange.respond(200, b"ok", replied)
@@ -61,7 +61,15 @@ def test_any_headers_pass_both_ways_in_order(
         return response
 
     torture.engine(script)
-    response = torture.run(ask())
+    return torture.run(ask())
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(ROADS), headers, headers)
+def test_any_headers_pass_both_ways_in_order(
+    torture: Torture, road: bytes, sent: list[tuple[bytes, bytes]], replied: list[tuple[bytes, bytes]]
+) -> None:
+    response = exchanged(torture, road, sent, replied)
     arrived = lowered(torture.arrived.headers)
     assert [pair for pair in arrived if pair[0] not in (b"host", b"content-length")] == lowered(sent)
     assert response.body == b"ok"
@@ -276,19 +284,7 @@ def test_an_expectation_is_met_on_every_road_before_the_body_is_sent(torture: To
 def test_huge_and_many_headers_pass(torture: Torture, road: bytes) -> None:
     sent = [(b"x-huge", b"v" * 200_000), *((b"x-many", b"%d" % number) for number in range(500))]
 
-    async def script(exchange: Exchange) -> None:
-        await exchange.read_body()
-        await exchange.respond(200, b"ok", sent)
-
-    async def ask():
-        client = await torture.client()
-        await client.request(b"POST", road, sent, chat())
-        response = await client.response()
-        client.close()
-        return response
-
-    torture.engine(script)
-    response = torture.run(ask())
+    response = exchanged(torture, road, sent, sent)
     for name in (b"x-huge", b"x-many"):
         wanted = [value for key, value in sent if key == name]
         assert torture.arrived.header(name) == wanted

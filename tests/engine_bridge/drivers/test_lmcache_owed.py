@@ -26,7 +26,7 @@ async def test_copies_that_were_never_reported_are_deleted_when_their_server_is_
         assert (two.l2, one.l2) == (set(), NAMES)
         await one.start()
         fleet.registered = ["one", "two"]
-        await remover.collect_owed(await client.instances())
+        await remover.collect_owed()
         assert one.l2 == set(), "whether or not anything else is freed meanwhile"
 
 

@@ -11,6 +11,7 @@ import sys
 import types
 from typing import Any
 
+from engine_oracle import MODEL
 from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 from transformers import AutoTokenizer
@@ -24,18 +25,6 @@ from vllm.renderers.chat_utils import parse_chat_messages
 from vllm.renderers.hf import resolve_chat_template_content_format, safe_apply_chat_template
 from vllm.renderers.inputs.preprocess import parse_dec_only_prompt, prompt_to_seq
 from vllm.renderers.params import merge_kwargs
-
-MODEL = types.SimpleNamespace(
-    enable_prompt_embeds=False,
-    multimodal_config=None,
-    revision=None,
-    code_revision=None,
-    tokenizer_revision=None,
-    trust_remote_code=False,
-    model="model",
-    tokenizer="tokenizer",
-    max_model_len=1_000_000,
-)
 
 
 def rendered(

@@ -4,6 +4,7 @@ import functools
 import json
 import random
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,21 @@ def real_profile(model: str) -> ModelProfile:
 
 def has_real(model: str) -> bool:
     return (NPM / model / "models" / "tokenizer.json").exists()
+
+
+def mappers_by_template(profile: ModelProfile, sources: Iterable[str | None]) -> dict[str | None, ChatMapper]:
+    """A mapper a template, all with the profile's tokenizer; None is the profile's own template."""
+    return {
+        source: ChatMapper(
+            ModelProfile(
+                name="m",
+                tokenizer=profile.tokenizer.backend,
+                templates={"default": source or profile.template_for(False).source},
+                special_tokens=profile.special_tokens,
+            )
+        )
+        for source in sources
+    }
 
 
 def say(rng: random.Random, low: int = 0, high: int = 9) -> str:

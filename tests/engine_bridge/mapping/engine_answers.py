@@ -11,11 +11,12 @@ ENGINE_PYTHON = Path(__file__).resolve().parents[3] / ".engine" / "venv" / "bin"
 SECONDS = 300
 
 
-def engine_prompts(model: str, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """An answer a job: `ids` of its prompts, or an `error`."""
-    oracle = Path(__file__).parent / "api_oracle.py"
+def engine_prompts(
+    model: str, jobs: list[dict[str, Any]], oracle: str = "api_oracle"
+) -> list[dict[str, Any]]:
+    """An answer a job: `ids` of its prompts, or an `error`. `oracle` names the script that gives them."""
     done = subprocess.run(
-        [ENGINE_PYTHON, oracle, NPM / model / "models"],
+        [ENGINE_PYTHON, Path(__file__).parent / f"{oracle}.py", NPM / model / "models"],
         input="\n".join(map(json.dumps, jobs)),
         capture_output=True,
         text=True,

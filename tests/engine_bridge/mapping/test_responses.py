@@ -9,11 +9,11 @@ import pytest
 
 from engine_bridge.errors import RejectedByEngine, Unmappable
 from engine_bridge.mapping.mapper import ChatMapper, MappingState
-from engine_bridge.mapping.model_profile import ModelProfile
 from engine_bridge.mapping.responses import ResponsesPrompt, custom_arguments, groups, remembered
 from tests.engine_bridge.mapping.conversations import (
     CHATML,
     has_real,
+    mappers_by_template,
     real_profile,
     say,
     template_files,
@@ -293,17 +293,7 @@ def test_vllm_makes_the_same_prompts():
         {**job, "api": "responses", "earlier": [each[:2] for each in job["earlier"]]}  # type: ignore[attr-defined]
         for job in jobs
     ]
-    mappers = {
-        source: ChatMapper(
-            ModelProfile(
-                name="m",
-                tokenizer=profile.tokenizer.backend,
-                templates={"default": source or profile.template_for(False).source},
-                special_tokens=profile.special_tokens,
-            )
-        )
-        for source in sources
-    }
+    mappers = mappers_by_template(profile, sources)
     differing = []
     compared = followed = 0
     for job, theirs in zip(jobs, engine_prompts("qwen3", asked), strict=True):
