@@ -267,3 +267,21 @@ async def test_what_was_ours_at_the_end_counts_even_if_it_is_freed_meanwhile() -
         await watching(it, again, found).look()
         assert sum(number for what, number in found if what == "proven") == len(late)
         assert again.contexts.index.unproven(NAMESPACE, b"".join(late)) == []
+
+
+class OwingCache(AskedCache):
+    """Parts of it were away while something was freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owes = True
+
+    async def collect_owed(self) -> None:
+        self.owes = False
+
+
+async def test_what_was_freed_while_a_part_was_away_is_freed_there_though_nothing_else_happens() -> None:
+    async with scene() as it:
+        it.cache = OwingCache()
+        await watching(it, it.tracker, []).look()
+        assert not it.cache.owes
