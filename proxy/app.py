@@ -22,6 +22,7 @@ from proxy.data_app import DataApp
 from proxy.drain import Closing, Drain, DrainingServer
 from proxy.following import LogOpener
 from proxy.http_server import HandoverProtocol
+from proxy.normalise import Normalising
 from proxy.observed_upstream import ObservedUpstream
 from proxy.ops_api import OpsApi
 from proxy.request_log import RequestLog
@@ -80,6 +81,7 @@ def create_data_app(runtime: Runtime, tracing: Tracing | None = None) -> Request
         runtime.metrics,
         OpsApi(runtime.declarations, runtime.auth, runtime.limits),
         runtime.limits,
+        Normalising(config, runtime.tracking.served, runtime.modes.of, runtime.metrics.normalised),
         runtime.salted,
         config.upstream.max_body_bytes,
     )

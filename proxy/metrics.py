@@ -101,6 +101,9 @@ class Metrics:
             "regretted_tokens", "Tokens that were freed and needed again within ten minutes."
         )
         self._drift = self._counter("drift", "Chunks that somebody took away or brought back.", ["what"])
+        self._normalised = self._counter(
+            "normalised", "Places in requests that a normaliser changed.", ["kind"]
+        )
         self.untracked = self._counter("untracked_calls", "Inference forwarded without being tracked.")
         self._limited = self._counter("limited", "Refusals by a tenant's limit.", ["tenant", "limit"])
         self._tenants: set[str] = set()
@@ -110,6 +113,10 @@ class Metrics:
     def drifted(self, what: str, chunks: int) -> None:
         """Chunks were found `gone`, or `returned` after they were freed."""
         self._drift.labels(what).inc(chunks)
+
+    def normalised(self, kind: str, places: int) -> None:
+        """A normaliser changed a request."""
+        self._normalised.labels(kind).inc(places)
 
     def limited(self, tenant: str, limit: Limit) -> None:
         """A tenant wanted more than it may have."""

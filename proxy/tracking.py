@@ -179,6 +179,7 @@ class Tracking:
                     harness=request.harness,
                     backend=call.placed.backend,
                     placed=call.placed.reason,
+                    normalised=request.asked.normalised,
                 ),
             )
             # An arrival that waits for the log will be given the next number when it is recorded.

@@ -83,6 +83,7 @@ def arrive(decision: Decision, call: CallArrival) -> None:
             proxy=call.proxy,
             backend=call.backend,
             placed=call.placed,
+            normalised=call.normalised,
         )
     )
 

@@ -164,7 +164,8 @@ class ContextOpened(_Observation, frozen=True, kw_only=True):
 class CallArrival(_Observation, frozen=True, kw_only=True):
     """A call reached the proxy. `head` digests everything the template sees besides the messages.
 
-    `proxy` names the process that forwards it; the tracker fills it in.
+    `proxy` names the process that forwards it; the tracker fills it in. `normalised` names what changed its
+    text on the way.
     """
 
     call_id: str
@@ -185,6 +186,7 @@ class CallArrival(_Observation, frozen=True, kw_only=True):
     proxy: str = ""
     backend: str = ""
     placed: str = ""
+    normalised: tuple[str, ...] = ()
 
 
 class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):
