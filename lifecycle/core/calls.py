@@ -28,6 +28,7 @@ from lifecycle.core.observations import (
     GenerationKeys,
 )
 from lifecycle.core.pins import follow_pins, pin_from_call
+from lifecycle.core.prefix_loss import diverged, prompt_left
 from lifecycle.core.state import ROOT, Branch, ContextState, Flight, Version, chain, live_ids, path
 from lifecycle.core.tree import tail_of, tail_tag
 from lifecycle.errors import InvalidObservation
@@ -101,6 +102,7 @@ def mapped(decision: Decision, observation: CallMapping) -> None:
     if tail is None or tail.mapped or (flight is not None and flight.mapping_known):
         return
     mapping = observation.mapping
+    left = prompt_left(state, flight, mapping) if flight is not None else ()
     if mapping.kind is MappingKind.NONE:
         if flight is None:
             return
@@ -117,6 +119,8 @@ def mapped(decision: Decision, observation: CallMapping) -> None:
         decision.emit(_mapped_event(decision, observation, tail))
         if decision.state.gap:
             decision.emit(TrackingGapHealed(at_ns=decision.at_ns))
+    for each in left:
+        decision.emit(diverged(decision.at_ns, observation, each))
     flight = decision.state.flight(observation.call_id, observation.attempt)
     if flight is None:
         return

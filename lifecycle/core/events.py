@@ -21,7 +21,15 @@ from lifecycle.core.namespace_events import NamespaceEvent as NamespaceEvent
 from lifecycle.core.namespace_events import UntrackedForwarded as UntrackedForwarded
 from lifecycle.core.observations import AnswerFact, MessageFact, Operation, PinRequest
 from lifecycle.core.state import Version
-from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, OutcomeResult, WaitKind
+from lifecycle.vocabulary import (
+    Arm,
+    CallEnd,
+    IdentityRung,
+    MappingKind,
+    OutcomeResult,
+    PrefixBreak,
+    WaitKind,
+)
 
 # -- one context's stream ---------------------------------------------------------------------------------
 
@@ -150,6 +158,26 @@ class CallMapped(LoggedEvent, frozen=True, kw_only=True, tag="call_mapped.v1"):
     first_chunk: int = 0
     keys: bytes = b""
     bytes_per_token: int = 0
+
+
+class PrefixDiverged(LoggedEvent, frozen=True, kw_only=True, tag="prefix_diverged.v1"):
+    """A call's prompt leaves the one before it at message `index`, -1 for what stands before the messages.
+
+    `role` is that of the message there, empty where there is none. `declared`: an operation had said so.
+    `shared_tokens` are those of the whole chunks that both begin with, `lost_tokens` those that a prompt
+    which went on would have had in the cache, and this one has not; -1 where they are not known. With
+    `against` it is not the context's own last prompt that it leaves, but the head of that context.
+    """
+
+    call_id: str
+    attempt: int
+    kind: PrefixBreak
+    index: int
+    role: str = ""
+    declared: bool = False
+    shared_tokens: int = -1
+    lost_tokens: int = -1
+    against: str = ""
 
 
 class PrefillDone(LoggedEvent, frozen=True, kw_only=True, tag="prefill_done.v1"):
@@ -334,6 +362,7 @@ ContextEvent: TypeAlias = (
     | DeclarationMismatched
     | CallArrived
     | CallMapped
+    | PrefixDiverged
     | PrefillDone
     | CallEnded
     | GenerationMapped
