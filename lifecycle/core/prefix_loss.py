@@ -35,6 +35,9 @@ NUM_KEPT = 16
 UNKNOWN = -1
 
 _SYSTEM_ROLES = ("system", "developer")
+_NO_ANSWER = (*_SYSTEM_ROLES, "user", "tool")
+"""Where a message of these roles follows a list, the answer to it did not come back."""
+
 _TOLD_BY_TEXT = (PrefixBreak.HEAD, PrefixBreak.SYSTEM, PrefixBreak.MESSAGE)
 """What the two texts may say more exactly."""
 
@@ -195,7 +198,8 @@ def _tokens_left(state: ContextState, flight: Flight, mapping: PromptMapping) ->
     kept, lost = _cost(state, gone_on_with, mapping)
     last = max(state.versions[branch.tip].index for branch in gone_on_with)
     role = next((v.role for v in steps if v.index == last + 1), "")
-    kind = PrefixBreak.ANSWER if mapping.change is PrefixBreak.ANSWER else PrefixBreak.RENDERED
+    rewritten = mapping.change is PrefixBreak.ANSWER or role in _NO_ANSWER
+    kind = PrefixBreak.ANSWER if rewritten else PrefixBreak.RENDERED
     return _if_it_costs(kind, last + 1, role, kept, lost)
 
 
