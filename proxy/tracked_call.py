@@ -18,6 +18,7 @@ from lifecycle.vocabulary import (
     CallEnd,
     MappingKind,
     Mode,
+    PrefixBreak,
 )
 from proxy.affinity import Placed
 from proxy.answer_facts import AnswerFacts
@@ -65,7 +66,8 @@ class TrackedCall:
     `asks_ids` says that the engine is asked for token ids; `answered` is done when its answer is over;
     `session_id` labels the attempt in the engine's events, empty for none; `before` is what the cache
     showed of its chunks before the answer. `placed` says which of several engines it is sent to, `backend`
-    which one took it.
+    which one took it. `opens` says that it is a context's first call, `change` how its texts leave the last
+    ones, None for unknown.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class TrackedCall:
         self.placed = Placed("")
         self.backend = ""
         self.before = Before()
+        self.opens = False
+        self.change: PrefixBreak | None = None
         self.answered: asyncio.Future[AnswerFacts] = asyncio.get_running_loop().create_future()
         self.sent = False
         self.answers: tuple[AnswerFact, ...] = ()

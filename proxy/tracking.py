@@ -43,6 +43,7 @@ from proxy.limits import Limits
 from proxy.mailbox import Mailboxes
 from proxy.models import MappedModel
 from proxy.modes import Modes
+from proxy.prefix_lint import PrefixLint
 from proxy.prompt_mapper import PromptMapper
 from proxy.shared_lineage import SharedLineage
 from proxy.tasks import Tasks
@@ -85,7 +86,7 @@ class Tracking:
         self._reclaimer = reclaimer
         self._verifier = verifier
         self._models = models
-        self._mapper = PromptMapper(models)
+        self._mapper = PromptMapper(models, PrefixLint(tracker))
         self.untracked = UntrackedNotes(tracker, models, tasks)
         self._ids = ids
         self._tasks = tasks

@@ -145,6 +145,9 @@ def _list_left(state: ContextState, flight: Flight, mapping: PromptMapping) -> L
     if mapping.change is not None and kind in _TOLD_BY_TEXT:
         kind = mapping.change
     shared, lost = _cost(state, [branch], mapping)
+    if at == len(old) - 1 == len(new) - 1 and lost == 0 and shared >= old[-1].end_chunk * mapping.chunk_size:
+        # A last message that only grew, as the prompt of a completion does: its tokens go on.
+        return None
     role = new[at].role if 0 < at < len(new) else ""
     return Left(kind=kind, index=at - 1, role=role, shared_tokens=shared, lost_tokens=lost)
 
