@@ -389,7 +389,7 @@ def _reproduced(state: ContextState, branch: Branch, flight: Flight) -> bool:
     if not tail.mapped:
         return False
     whole = chain(state.versions, flight.tail)
-    return all(_lies_on(state.versions[t], whole, state) for t in branch.tails)
+    return all(state.versions[t].mapped and whole.startswith(chain(state.versions, t)) for t in branch.tails)
 
 
 def _resampled(state: ContextState, branch: Branch, flight: Flight) -> bool:
@@ -398,7 +398,3 @@ def _resampled(state: ContextState, branch: Branch, flight: Flight) -> bool:
     return branch.since_ns <= flight.arrived_ns and any(
         not state.versions[t].digest.startswith(ours) for t in branch.tails
     )
-
-
-def _lies_on(tail: Version, whole: bytes, state: ContextState) -> bool:
-    return tail.mapped and whole.startswith(chain(state.versions, tail.id))
