@@ -74,14 +74,14 @@ class PrefixLint:
         self._remember(uid, _LastCall(request.asked, request.call_id))
 
     def beside(self, call: TrackedCall, uid: str, mapped: MappedPrompt | None) -> Beside | None:
-        """Which other context's head this one's is like, if the call is the context's first."""
-        if not call.opens:
-            return None
-        try:
-            return self._heads.compared(call.request, uid, mapped)
-        except Exception:
-            log.exception("a head cannot be compared", call=call.request.call_id)
-            return None
+        """Which other context's head this one's is like, if the call is the context's first. Asked once."""
+        if call.opens:
+            call.opens = False
+            try:
+                call.beside = self._heads.compared(call.request, uid, mapped)
+            except Exception:
+                log.exception("a head cannot be compared", call=call.request.call_id)
+        return call.beside
 
     def inherit(self, parent_uid: str, uid: str) -> None:
         """A fork goes on with its parent's last list."""
