@@ -111,7 +111,7 @@ class Inference:
         for more in self._marks(call, max(begin + 1, end - MESSAGES_MARKED), end):
             marks.update(dict.fromkeys(more))
         quoting = self._one_off(tenant, call, list(islice(marks, MARKS_A_CALL)), groups)
-        sent = self._subagent(tenant, told, groups)
+        sent = self._subagent(tenant, call, told, groups)
         if quoting is None or (sent is not None and sent[1] >= quoting[1]):
             return sent[0] if sent is not None else None
         return quoting[0]
@@ -188,10 +188,14 @@ class Inference:
 
     # -- evidence -----------------------------------------------------------------------------------------
 
-    def _subagent(self, tenant: str, told: Sequence[bytes], groups: Groups) -> tuple[Finding, int] | None:
-        """Its first message stands in a tool call that was not answered yet."""
+    def _subagent(
+        self, tenant: str, call: FollowedCall, told: Sequence[bytes], groups: Groups
+    ) -> tuple[Finding, int] | None:
+        """Its first message stands in a tool call that was not answered yet, or that call's text in it; one
+        that can do nothing is told all that it hears."""
         for texts, hits in self._carriers(tenant, self._asked, told, groups):
-            if hits >= SHARE_TOLD * min(len(told), len(texts.asked)):
+            least = min(len(told), len(texts.asked)) if call.has_tools else len(told)
+            if hits >= SHARE_TOLD * least:
                 return Finding(Relation.SUBAGENT, TOLD_BY_TOOL_CALL, texts.context_id), hits
         return None
 
@@ -237,7 +241,7 @@ class Inference:
     def _marks(self, call: FollowedCall, first: int, last: int) -> Iterator[Sequence[bytes]]:
         for message in call.written[first:last]:
             marks: Iterable[bytes] = (m for text in texts_of(message) for m in marks_of(text, self._hasher))
-            yield tuple(islice(marks, MARKS_A_MESSAGE))
+            yield tuple(dict.fromkeys(islice(marks, MARKS_A_MESSAGE)))
 
     def _say(self, texts: _Texts, marks: Iterable[bytes]) -> None:
         for mark in marks:
