@@ -164,7 +164,8 @@ class ContextOpened(_Observation, frozen=True, kw_only=True):
 class CallArrival(_Observation, frozen=True, kw_only=True):
     """A call reached the proxy. `head` digests everything the template sees besides the messages.
 
-    `rung` and `reason` say how it was told that the call is one of this context. `proxy` names the process that forwards it; the tracker fills it in.
+    `rung` and `reason` say how it was told that the call is one of this context. `proxy` names the process
+    that forwards it; the tracker fills it in.
     """
 
     call_id: str
