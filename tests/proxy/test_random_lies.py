@@ -292,6 +292,7 @@ class World:
         """The prompt is computed, and the cache stores it."""
         if flying.computed.first is not None:
             return
+        self.clock.advance(0.001)
         seen = FirstToken(at_ns=self.now, call_id=flying.request.call_id, attempt=flying.attempt)
         await self.tracker.observe(flying.computed.uid, seen)
         flying.computed.first = self.now
