@@ -121,11 +121,16 @@ class PrefixBreak(StrEnum):
 
 
 class IdentityRung(StrEnum):
-    """Which rung of the identity ladder named a call's context."""
+    """Which rung of the identity ladder named a call's context, the most trusted first."""
 
     EXPLICIT = "explicit"
+    DYNAMO = "dynamo"
+    CLAUDE_CODE = "claude_code"
+    CODEX = "codex"
     SESSION = "session"
+    GROUP = "group"
     LINEAGE = "lineage"
+    INFERENCE = "inference"
     NEW = "new"
 
 

@@ -36,7 +36,6 @@ from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
 from proxy.affinity import Placed
 from proxy.answer_facts import AnswerFacts, Usage
 from proxy.call_recognition import CallRecognition
-from proxy.compaction import Compactions
 from proxy.declarations import Declarations
 from proxy.followed_call import MessageHasher
 from proxy.identity import LineageIndex
@@ -46,6 +45,7 @@ from proxy.models import MappedModel
 from proxy.modes import Modes
 from proxy.prefix_lint import PrefixLint
 from proxy.prompt_mapper import PromptMapper
+from proxy.relatives import Relatives
 from proxy.shared_lineage import SharedLineage
 from proxy.tasks import Tasks
 from proxy.tracked_call import CallRequest, TrackedCall, Unmapped, can_be_labelled
@@ -81,8 +81,8 @@ class Tracking:
     ) -> None:
         self.tracker = tracker
         self.declarations = declarations
-        self.calls = CallRecognition(tracker, modes, lineage, hasher, ids, limits)
-        self._compactions = Compactions(tracker, declarations, tasks)
+        relatives = Relatives(tracker, declarations, mailboxes)
+        self.calls = CallRecognition(tracker, modes, lineage, hasher, ids, limits, relatives)
         self.lineage = SharedLineage(tracker, lineage)
         self._reclaimer = reclaimer
         self._verifier = verifier
@@ -166,6 +166,8 @@ class Tracking:
                     placed=call.placed.reason,
                     normalised=request.asked.normalised,
                     mapping=at_once,
+                    rung=request.identity.rung,
+                    reason=request.identity.reason,
                 ),
             )
             # An arrival that waits for the log will be given the next number when it is recorded.
@@ -300,8 +302,6 @@ class Tracking:
         if not call.answered.done():
             call.answered.set_result(facts)
         call.answers = self.calls.answered(request, end is CallEnd.COMPLETED, facts)
-        if end is CallEnd.COMPLETED:
-            self._compactions.answered(request, facts)
         self._post(call, lambda: self._record_end(call, end, facts, reason))
 
     async def _record_end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:

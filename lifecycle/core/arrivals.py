@@ -59,6 +59,8 @@ def arrive(decision: Decision, call: CallArrival) -> None:
             backend=call.backend,
             placed=call.placed,
             normalised=call.normalised,
+            rung=call.rung,
+            reason=call.reason,
         )
     )
     if call.mapping is not None:

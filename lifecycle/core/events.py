@@ -20,16 +20,9 @@ from lifecycle.core.namespace_events import LoggedEvent
 from lifecycle.core.namespace_events import NamespaceEvent as NamespaceEvent
 from lifecycle.core.namespace_events import UntrackedForwarded as UntrackedForwarded
 from lifecycle.core.observations import AnswerFact, MessageFact, Operation, PinRequest
+from lifecycle.core.prefix_events import PrefixDiverged as PrefixDiverged
 from lifecycle.core.state import Version
-from lifecycle.vocabulary import (
-    Arm,
-    CallEnd,
-    IdentityRung,
-    MappingKind,
-    OutcomeResult,
-    PrefixBreak,
-    WaitKind,
-)
+from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, OutcomeResult, WaitKind
 
 # -- one context's stream ---------------------------------------------------------------------------------
 
@@ -108,8 +101,9 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     was sent before the call. `num_messages` is the length of the whole list, 0 where it was not recorded.
     `arm` is how the call ran, None if nobody said; `harness` the class of program that sent it; `proxy` the
     process that forwards it, empty where it was not recorded. `backend` is the engine it goes to, and
-    `placed` why, both empty where there is but one engine. `normalised` names what changed the call's text on
-    the way to the engine, and in these digests.
+    `placed` why, both empty where there is but one engine. `rung` and `reason` say how it was told that the
+    call is one of this context, None and empty where it was not recorded. `normalised` names what changed the
+    call's text on the way to the engine, and in these digests.
     """
 
     call_id: str
@@ -137,6 +131,8 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     backend: str = ""
     placed: str = ""
     normalised: tuple[str, ...] = ()
+    rung: IdentityRung | None = None
+    reason: str = ""
 
 
 class CallMapped(LoggedEvent, frozen=True, kw_only=True, tag="call_mapped.v1"):
@@ -158,26 +154,6 @@ class CallMapped(LoggedEvent, frozen=True, kw_only=True, tag="call_mapped.v1"):
     first_chunk: int = 0
     keys: bytes = b""
     bytes_per_token: int = 0
-
-
-class PrefixDiverged(LoggedEvent, frozen=True, kw_only=True, tag="prefix_diverged.v1"):
-    """A call's prompt leaves the one before it at message `index`, -1 for what stands before the messages.
-
-    `role` is that of the message there, empty where there is none. `declared`: an operation had said so.
-    `shared_tokens` are those of the whole chunks that both begin with, `lost_tokens` those that a prompt
-    which went on would have had in the cache, and this one has not; -1 where they are not known. With
-    `against` it is not the context's own last prompt that it leaves, but the head of that context.
-    """
-
-    call_id: str
-    attempt: int
-    kind: PrefixBreak
-    index: int
-    role: str = ""
-    declared: bool = False
-    shared_tokens: int = -1
-    lost_tokens: int = -1
-    against: str = ""
 
 
 class PrefillDone(LoggedEvent, frozen=True, kw_only=True, tag="prefill_done.v1"):

@@ -221,9 +221,9 @@ class CallMapping(_Observation, frozen=True, kw_only=True):
 class CallArrival(_Observation, frozen=True, kw_only=True):
     """A call reached the proxy. `head` digests everything the template sees besides the messages.
 
-    `proxy` names the process that forwards it; the tracker fills it in. `mapping` is what a `CallMapping` of
-    it would say, where that is known by now; its `attempt` does not count. `normalised` names what changed
-    its text on the way.
+    `rung` and `reason` say how it was told that the call is one of this context. `proxy` names the process
+    that forwards it; the tracker fills it in. `mapping` is what a `CallMapping` of it would say, where that
+    is known by now; its `attempt` does not count. `normalised` names what changed its text on the way.
     """
 
     call_id: str
@@ -246,6 +246,8 @@ class CallArrival(_Observation, frozen=True, kw_only=True):
     placed: str = ""
     normalised: tuple[str, ...] = ()
     mapping: CallMapping | None = None
+    rung: IdentityRung | None = None
+    reason: str = ""
 
 
 class FirstToken(_Observation, frozen=True, kw_only=True):
