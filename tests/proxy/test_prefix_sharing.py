@@ -1,18 +1,25 @@
 """Two conversations with a nonce of their own on the embedded engine: what they share, as they come and
 normalised, and that what is normalised is mapped as the engine gets it."""
 
+import json
 import secrets
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine_bridge.chunk_keys import chunk_keys
 from lifecycle.core.events import CallArrived, CallMapped
 from lifecycle.core.ids import split_keys
 from lifecycle.vocabulary import Mode
 from proxy.normalisers import Normaliser
 from tests.e2e.agent import PLAIN, World, lifecycle, prose
 from tests.proxy.embedded_world import config_in, embedded_engine, embedded_world
+from tests.proxy.toy_model import CHUNK, NAME
+from tests.proxy.whole_proxy import system, user, whole_proxy
+
+IS_JSON = {"content-type": "application/json"}
 
 
 def billing() -> str:
@@ -82,3 +89,39 @@ async def test_in_bypass_nothing_is_cut_out(tmp_path: Path) -> None:
         messages = conversation(prose(20))
         _, total = await cached_tokens(world, messages, "one")
         assert total == len(await world.cache.tokens(messages))
+
+
+MOMENT = "Current time: 2026-11-30T14:03:22Z"
+LEFT = "Current time: 2026-11-30"
+WARNING = "<system_warning>Token usage: 35000/200000; 165000 remaining</system_warning>"
+SHOWN = "<system_warning>Token usage: not shown</system_warning>"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [system(MOMENT), user(WARNING)]}),
+        ("/v1/messages", {"system": MOMENT, "messages": [user(WARNING)], "max_tokens": 5}),
+        ("/v1/responses", {"instructions": MOMENT, "input": WARNING}),
+        ("/v1/responses", {"instructions": "Be good.", "input": [system(MOMENT), user(WARNING)]}),
+    ],
+)
+async def test_what_is_normalised_is_mapped_as_the_engine_gets_it(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    async with whole_proxy(tmp_path, normalise=tuple(Normaliser)) as it:
+        sent = json.dumps({"model": NAME, **body}, indent=1)
+        answer = await it.data.post(path, content=sent, headers={**lifecycle(ctx="c"), **IS_JSON})
+        assert answer.status_code == 200, answer.text
+        await it.runtime.mailboxes.settled()
+        assert it.toy.bodies[-1].startswith(
+            sent.replace(MOMENT, LEFT).replace(WARNING, SHOWN).rstrip("}\n").encode()
+        ), "every other byte is as it came"
+        (mapped,) = await it.events(CallMapped)
+        engine = it.toy.prompts[-1]
+        assert mapped.num_tokens == len(engine)
+        assert mapped.keys == chunk_keys(array("I", engine), CHUNK)
+        (arrived,) = await it.events(CallArrived)
+        assert arrived.normalised == ("date_in_system", "token_countdown")
+        metrics = (await it.admin.get("/metrics")).text
+        assert 'kvtether_normalised_total{kind="date_in_system"} 1.0' in metrics
