@@ -5,8 +5,7 @@ Costs are whole chunks, by both prompts' keys. What stands behind the end of the
 computed anyway and counts for nothing.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -16,6 +15,7 @@ from lifecycle.core.ids import KEY_BYTES
 from lifecycle.core.observations import CallMapping, PromptMapping
 from lifecycle.core.state import (
     HEAD_INDEX,
+    ROOT,
     Branch,
     ContextState,
     DeclaredEdit,
@@ -144,7 +144,7 @@ def _list_left(state: ContextState, flight: Flight, mapping: PromptMapping) -> L
     kind = _kind([v.digest for v in old[at:]], new[at:], at)
     if mapping.change is not None and kind in _TOLD_BY_TEXT:
         kind = mapping.change
-    shared, lost = _cost(state, [branch], mapping)
+    shared, lost = _cost(state, branch, mapping)
     if at == len(old) - 1 == len(new) - 1 and lost == 0 and shared >= old[-1].end_chunk * mapping.chunk_size:
         # A last message that only grew, as the prompt of a completion does: its tokens go on.
         return None
@@ -187,58 +187,77 @@ def _tokens_left(state: ContextState, flight: Flight, mapping: PromptMapping) ->
     if mapping.kind is MappingKind.NONE:
         return None
     steps = path(state.versions, flight.tip)
-    known = _known(steps)
+    known, size = _known(steps), mapping.chunk_size
     shared = shared_chunks(known, mapping.chunk_keys)
-    size = mapping.chunk_size
     if shared < len(known) // KEY_BYTES:
         step = next(v for v in steps if v.end_chunk > shared)
         lost = min(len(known), len(mapping.chunk_keys)) // KEY_BYTES - shared
         role = step.role if step.index != HEAD_INDEX else ""
         return _if_it_costs(PrefixBreak.RENDERED, step.index, role, shared * size, lost * size)
-    gone_on_with = list(_gone_on_with(state, flight, steps))
-    if not gone_on_with:
+    answered = _answered(state, flight, steps)
+    if answered is None:
         return None
-    kept, lost = _cost(state, gone_on_with, mapping)
-    last = max(state.versions[branch.tip].index for branch in gone_on_with)
-    role = next((v.role for v in steps if v.index == last + 1), "")
+    tip = state.versions[answered.tip]
+    kept, lost = max(
+        (_answer_cost(state, tail, tip, mapping.chunk_keys) for tail in answered.tails),
+        key=lambda pair: (pair[0], -pair[1]),
+    )
+    index = tip.index + 1
+    role = steps[index + 1].role if index + 1 < len(steps) else ""
     rewritten = mapping.change is PrefixBreak.ANSWER or role in _NO_ANSWER
     kind = PrefixBreak.ANSWER if rewritten else PrefixBreak.RENDERED
-    return _if_it_costs(kind, last + 1, role, kept, lost)
+    return _if_it_costs(kind, index, role, kept * size, lost * size)
 
 
-def _gone_on_with(state: ContextState, flight: Flight, steps: Sequence[Version]) -> Iterator[Branch]:
-    """Branches behind whose list something was generated and which this call goes on with: still there, or
-    left over when it took their place."""
-    on_path = {version.id for version in steps}
+def _answered(state: ContextState, flight: Flight, steps: Sequence[Version]) -> Branch | None:
+    """The branch behind whose list something was generated and which this call goes on with: still there, or
+    left over when it took its place."""
+    found = None
     for branch in state.branches:
+        if not branch.tails or branch.tip == flight.tip:
+            continue
         ours = branch.id == flight.branch and not flight.prefilled
         left_over = flight.prefilled and branch.doubted_ns >= flight.arrived_ns
-        if branch.tails and branch.tip in on_path and branch.tip != flight.tip and (ours or left_over):
-            yield branch
+        at = state.versions[branch.tip].index + 1
+        if (ours or left_over) and at < len(steps) and steps[at].id == branch.tip:
+            found = branch
+    return found
 
 
-def _cost(state: ContextState, branches: Sequence[Branch], mapping: PromptMapping) -> tuple[int, int]:
-    """Shared and lost tokens of the continuation that shares most, whichever of its choices that is."""
+def _answer_cost(state: ContextState, tail: int, tip: Version, new: bytes) -> tuple[int, int]:
+    """Chunks shared and lost of a generation behind `tip`, all of whose chunks are shared."""
+    run = b""
+    while tail not in (tip.id, ROOT):
+        version = state.versions[tail]
+        run, tail = version.keys + run, version.parent
+    behind = new[tip.end_chunk * KEY_BYTES :]
+    shared = shared_chunks(run, behind)
+    return tip.end_chunk + shared, min(len(run), len(behind)) // KEY_BYTES - shared
+
+
+def _cost(state: ContextState, branch: Branch, mapping: PromptMapping) -> tuple[int, int]:
+    """Shared and lost tokens against a branch and what was generated behind it, by the choice that shares
+    most."""
     if mapping.kind is MappingKind.NONE:
         return UNKNOWN, UNKNOWN
-    best: tuple[int, int] | None = None
-    for branch in branches:
-        for tip in branch.tails or (branch.tip,):
-            if not state.versions[tip].mapped:
-                continue
+    found = []
+    for tip in branch.tails or (branch.tip,):
+        if state.versions[tip].mapped:
             old = chain(state.versions, tip)
             shared = shared_chunks(old, mapping.chunk_keys)
-            lost = min(len(old), len(mapping.chunk_keys)) // KEY_BYTES - shared
-            if best is None or (shared, -lost) > (best[0], -best[1]):
-                best = shared, lost
-    if best is None:
-        return UNKNOWN, UNKNOWN
-    return best[0] * mapping.chunk_size, best[1] * mapping.chunk_size
+            found.append((shared, shared - min(len(old), len(mapping.chunk_keys)) // KEY_BYTES))
+    shared, lost = max(found, default=(UNKNOWN, UNKNOWN))
+    return (shared * mapping.chunk_size, -lost * mapping.chunk_size) if found else (UNKNOWN, UNKNOWN)
 
 
 def _known(steps: Sequence[Version]) -> bytes:
     """Keys of the path as far as its tokens were known."""
-    return b"".join(version.keys for version in takewhile(lambda version: version.mapped, steps))
+    keys = bytearray()
+    for version in steps:
+        if not version.mapped:
+            break
+        keys += version.keys
+    return bytes(keys)
 
 
 def _if_it_costs(kind: PrefixBreak, index: int, role: str, shared: int, lost: int) -> Left | None:
