@@ -15,6 +15,9 @@ log = logging.getLogger("kvtether")
 CAPACITY = 10_000
 """Operations that may wait to be sent."""
 
+STOP_SECONDS = 6.0
+"""Longest that an attempt under way is waited for when the thread is to end."""
+
 MAX_BATCH = 256
 """Operations in one request."""
 
@@ -49,6 +52,7 @@ class Exporter:
         self._wake = threading.Event()
         self._idle = False
         self._urgent = False
+        self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._absences = 0
@@ -58,6 +62,8 @@ class Exporter:
     def take(self, entry: Entry) -> bool:
         """Queue an operation; False if there is no room. Never blocks."""
         if len(self._inbox) + len(self._backlog) >= CAPACITY:
+            if not self._said:
+                self._say("operations come faster than they can be sent; some are not told")
             return False
         self._inbox.append(entry)
         if self._thread is None:
@@ -69,7 +75,9 @@ class Exporter:
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="kvtether", daemon=True)
+                thread = threading.Thread(
+                    target=self._run, args=(self._stopping,), name="kvtether", daemon=True
+                )
                 self._thread = thread
                 try:
                     thread.start()
@@ -96,6 +104,18 @@ class Exporter:
         self._wake.set()
         return done.wait(seconds)
 
+    def stop(self) -> None:
+        """End the thread, whatever is left to send. It starts again with the next operation."""
+        thread = self._thread
+        if thread is None:
+            return
+        self._stopping.set()
+        self._wake.set()
+        thread.join(STOP_SECONDS)
+        with self._starting:
+            self._thread = None
+            self._stopping = threading.Event()
+
     @property
     def failing(self) -> bool:
         """Whether the last attempt found nobody, or no answer."""
@@ -103,10 +123,10 @@ class Exporter:
 
     # -- the thread ---------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, stopping: threading.Event) -> None:
         connection: Connection | None = None
         pause: float | None = None
-        while True:
+        while not stopping.is_set():
             # Whoever records wakes nobody while there is a moment at which this goes on by itself.
             self._idle = pause is None
             if not self._inbox or not self._idle:
@@ -124,6 +144,8 @@ class Exporter:
                 for done in self._flushes:
                     done.set()
                 self._flushes.clear()
+        if connection is not None:
+            connection.close()
 
     def _collect(self) -> None:
         while self._inbox:
@@ -168,7 +190,8 @@ class Exporter:
                 elif entry.operation.get("parent"):
                     break  # begins with what another context has by now: not to be overtaken by that one
                 continue
-            if entry.ledger in waiting:
+            if entry.ledger in waiting or entry.operation.get("parent") in {each.name for each in waiting}:
+                waiting.add(entry.ledger)
                 continue
             due = max(0.0 if urgent else entry.due, entry.ledger.not_before)
             if due <= now:
