@@ -55,4 +55,7 @@ class KVTetherModel(LitellmModel):
 
     def query(self, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
         context = current()
-        return super().query(messages, **kwargs, **(context.call() if context else {}))
+        for key, value in (context.call() if context else {}).items():
+            own = kwargs.get(key) or self.config.model_kwargs.get(key)
+            kwargs[key] = {**(own or {}), **(value or {})}
+        return super().query(messages, **kwargs)
