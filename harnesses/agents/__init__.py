@@ -1,0 +1,1 @@
+"""Drivers, one a harness; each runs in an environment of that harness's own."""
