@@ -10,7 +10,7 @@ TRACE ?= ../shared/data/traces/weka_claude_code_a.jsonl.gz
 SCRIPT ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test e2e corpus conformance check fmt golden bench peers docs clean
+.PHONY: help run demo test e2e corpus conformance check fmt golden bench peers harnesses docs clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -87,8 +87,11 @@ peers: .peers/.installed ## the other proxies that `make bench` measures beside 
 	.peers/venv/bin/python -m pip install --quiet --disable-pip-version-check -r constraints/peers.txt
 	@touch $@
 
+harnesses: $(STAMP) ## every agent harness that installs here, through one task before the proxy; ONLY="name …"
+	$(PY) -m harnesses $(if $(ONLY),--only $(ONLY))
+
 docs: $(STAMP) ## regenerate docs/configuration.md and kvtether.schema.json
 	$(PY) -m proxy.documentation
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) .conformance .engine .peers .run
+	rm -rf $(VENV) .conformance .engine .harnesses .peers .run

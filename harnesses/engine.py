@@ -10,7 +10,7 @@ import asyncio
 import json
 import secrets
 from array import array
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from engine_bridge.mapping.anthropic import MessagesPrompt
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.prompts import ChatPrompt
 from engine_bridge.mapping.responses import Item, ResponsesPrompt, remembered
+from engine_bridge.sim.block_events import BlockRemoved, KvEvent
 from engine_bridge.sim.clock import RealClock
 from engine_bridge.sim.engine import SimEngine
 from engine_bridge.sim.event_stream import EventStream
@@ -52,7 +53,7 @@ class Computed(msgspec.Struct, frozen=True):
     """A request in tokens. `keys` are the chunk keys of prompt and answer, the first
     `num_prompt_keys` those of the prompt.
 
-    `missing` are prompt keys that had been stored before and lie in neither L1 nor L2 any more. `reason` says
+    `missing` are prompt keys that the cache had and lost: they left L1 and lie in L2 neither. `reason` says
     why the tokens are not those that an engine would make of the request; empty if they are.
     """
 
@@ -77,9 +78,11 @@ class ScriptedEngine:
         self.tokenizer = ChatTokenizer(model_path)
         self._mapper = ChatMapper(self.tokenizer.profile)
         self.events = EventStream()
-        self.runner = EngineRunner(SimEngine(config, [self.events.take]), RealClock())
+        self.runner = EngineRunner(SimEngine(config, [self.events.take, self._heard]), RealClock())
         self.stored: dict[bytes, str] = {}
         """Every key that a request made so far, with its salt."""
+        self.removed: set[bytes] = set()
+        """Every key that left L1 so far: freed, for there is room for all."""
         self._responses: dict[str, tuple[Item, ...]] = {}
         self._exit = AsyncExitStack()
 
@@ -141,7 +144,7 @@ class ScriptedEngine:
         salt = str(body.get(CACHE_SALT) or "")
         transfer = body.get(KV_TRANSFER_PARAMS)
         limit = transfer.get(MAX_OFFLOAD_TOKENS) if isinstance(transfer, dict) else None
-        known = [key for key in keys[:num_prompt] if key in self.stored]
+        known = [key for key in keys[:num_prompt] if key in self.removed]
         found = self.runner.locate(salt, known)
         missing = tuple(key for key, tiers in zip(known, found, strict=True) if not tiers)
         request = SimRequest(
@@ -160,6 +163,11 @@ class ScriptedEngine:
     def generate(self, request: SimRequest) -> AsyncGenerator[Output, None]:
         """Let the engine run it; closing the generator early aborts it."""
         return self.runner.generate(request)
+
+    def _heard(self, at_ns: int, events: Sequence[KvEvent]) -> None:
+        for each in events:
+            if isinstance(each, BlockRemoved) and each.medium != "GPU":
+                self.removed.update(each.block_hashes)
 
     def left(self) -> set[bytes]:
         """Of all that was ever stored, what lies in L1 or L2 now."""

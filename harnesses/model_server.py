@@ -42,13 +42,15 @@ Talk = Callable[..., Reply]
 
 
 class Exchange(msgspec.Struct, kw_only=True):
-    """One request as it came and how it was answered. Times in seconds since the server started.
+    """One request as it came and how it was answered. Times in seconds since the server started, but for
+    `at_ns`, nanoseconds since the epoch.
 
     `answered_at` 0: it was not, or not to its end.
     """
 
     number: int
     at: float
+    at_ns: int
     method: str
     path: str
     headers: list[tuple[str, str]]
@@ -86,6 +88,8 @@ class ModelServer:
     def __init__(self, engine: ScriptedEngine, record: Path | None = None, talk: Talk = reply_to) -> None:
         self.engine = engine
         self.exchanges: list[Exchange] = []
+        self.unknown: set[str] = set()
+        """Paths that were asked for in vain."""
         self._record = record
         self._talk = talk
         self._started = time.monotonic()
@@ -197,7 +201,7 @@ class ModelServer:
         return Response()
 
     async def _unknown(self, request: Request) -> Response:
-        await self._noted(request)
+        self.unknown.add((await self._noted(request)).path)
         return JSONResponse({"error": {"message": "not here", "type": "not_found_error"}}, 404)
 
     async def _noted(self, request: Request) -> Exchange:
@@ -209,6 +213,7 @@ class ModelServer:
         exchange = Exchange(
             number=len(self.exchanges),
             at=self._now(),
+            at_ns=time.time_ns(),
             method=request.method,
             path=request.url.path,
             headers=[

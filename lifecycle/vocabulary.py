@@ -96,11 +96,16 @@ class DirectiveOutcome(StrEnum):
 
 
 class IdentityRung(StrEnum):
-    """Which rung of the identity ladder named a call's context."""
+    """Which rung of the identity ladder named a call's context, the most trusted first."""
 
     EXPLICIT = "explicit"
+    DYNAMO = "dynamo"
+    CLAUDE_CODE = "claude_code"
+    CODEX = "codex"
     SESSION = "session"
+    GROUP = "group"
     LINEAGE = "lineage"
+    INFERENCE = "inference"
     NEW = "new"
 
 

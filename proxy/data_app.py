@@ -20,6 +20,7 @@ from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode_body
 from proxy.forward import Send, forward_call, pipe, raw_target, request_headers
 from proxy.harness import harness_of
+from proxy.harness_identity import read_harness_call
 from proxy.hooks_api import HOOKS_PATH, HooksApi
 from proxy.lifecycle_fields import read_lifecycle_fields
 from proxy.limits import Limits
@@ -257,10 +258,10 @@ class DataApp:
     ) -> Sequence[TrackedCall]:
         said = read_lifecycle_fields(headers, asked[0].lifecycle)
         said = msgspec.structs.replace(said, pins=(*asked[0].pins, *said.pins))
-        harness = harness_of(headers)
+        harness, of_harness = harness_of(headers), read_harness_call(headers, asked[0].document)
         requests = [
             self._tracking.calls.request(
-                tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness
+                tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness, of_harness
             )
             for at, each in enumerate(asked)
         ]

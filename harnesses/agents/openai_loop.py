@@ -13,7 +13,7 @@ INTEGRATION = "none"
 
 TRUTH = os.environ["HARNESS_TRUTH"]
 MODEL = os.environ["HARNESS_MODEL"]
-LONG = 24
+LONG = 12
 client = openai.OpenAI(max_retries=0)
 
 

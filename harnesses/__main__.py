@@ -1,0 +1,65 @@
+"""`python -m harnesses [--only NAME…] [--list] [--record DIR]`: one row a harness; see harnesses/README.md.
+
+Exits with 1 if live KV was lost or a harness did not finish its task.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from harnesses.modules import CannotRun, HarnessModule, modules, prepare
+from harnesses.run import Outcome, run_proxied, run_recorded
+from harnesses.table import HEADINGS, markdown, row
+
+
+async def one(module: HarnessModule, recordings: Path | None) -> Outcome:
+    """Run a harness; one that cannot run here says why."""
+    try:
+        environment = await prepare(module)
+    except CannotRun as error:
+        return Outcome(module=module, problem=str(error), did_run=False)
+    if recordings is not None:
+        print(f"  recorded {await run_recorded(module, environment, recordings)}", flush=True)
+    return await run_proxied(module, environment)
+
+
+async def every(chosen: Sequence[HarnessModule], recordings: Path | None) -> bool:
+    """Run all, one after the other; whether all went well."""
+    rows, ok = [], True
+    for module in chosen:
+        outcome = await one(module, recordings)
+        ok = ok and outcome.ok
+        rows.append(row(outcome))
+        print("  ".join(f"{head}: {cell}" for head, cell in zip(HEADINGS, rows[-1], strict=True)), flush=True)
+        if not outcome.ok:
+            print(outcome.output, flush=True)
+    print(f"\n{markdown(rows)}")
+    return ok
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m harnesses", description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="what there is")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="keep what each harness sends, too")
+    given = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    found = modules()
+    unknown = set(given.only or ()) - {each.name for each in found}
+    if unknown:
+        parser.error(f"no harness {', '.join(sorted(unknown))}; there are {', '.join(m.name for m in found)}")
+    chosen = [each for each in found if not given.only or each.name in given.only]
+    if given.list:
+        for each in chosen:
+            print(f"{each.name:20} {each.api:10} {each.integration}")
+        return
+    sys.exit(0 if asyncio.run(every(chosen, given.record)) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""What the proxy's events say, held against what the harness really did and what lies in the cache."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from harnesses.model_server import Exchange
+from harnesses.truth import Relation, TrueRequest, contexts
+from lifecycle.core.events import (
+    CallArrived,
+    CallMapped,
+    ContextClosed,
+    ContextCreated,
+    DeclarationMismatched,
+    OperationApplied,
+    RecordedEvent,
+)
+from lifecycle.core.ids import KEY_BYTES, context_stream
+from lifecycle.core.observations import RemoveMessages, ReplaceMessages
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A call as the proxy followed it: in which context, and where its arrival stands in the log."""
+
+    uid: str
+    call_id: str
+    attempt: int
+    position: int
+    at_ns: int
+    one_off: bool
+    num_tokens: int = -1
+    last_key: bytes = b""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a run. Edits are those that really happened to a list on the wire: told exactly by an
+    operation, inferred by the proxy in the right context, or missed (it took the list for another's).
+
+    `unfollowed` are requests that the proxy did not follow at all. `zombies` are chunks that lie in the cache
+    though no context refers to them, `held` those of contexts that are over but whose lease is not.
+    `lost` are chunks that a living context needed again and found gone; there must be none.
+    """
+
+    contexts_right: int = 0
+    contexts_wrong: int = 0
+    edits_exact: int = 0
+    edits_inferred: int = 0
+    edits_missed: int = 0
+    one_offs_seen: int = 0
+    one_offs: int = 0
+    ends_seen: int = 0
+    ends: int = 0
+    unfollowed: int = 0
+    unmapped: int = 0
+    zombies: int = 0
+    held: int = 0
+    lost: int = 0
+    requests: int = 0
+
+
+def calls_seen(events: Sequence[RecordedEvent]) -> list[Seen]:
+    """Every call of the log, in order of arrival."""
+    one_off = {e.event.uid: e.event.one_off for e in events if isinstance(e.event, ContextCreated)}
+    mapped: dict[tuple[str, str, int], CallMapped] = {}
+    for each in events:
+        if isinstance(each.event, CallMapped):
+            mapped[(each.stream, each.event.call_id, each.event.attempt)] = each.event
+    seen = []
+    for each in events:
+        event = each.event
+        if not isinstance(event, CallArrived):
+            continue
+        told = mapped.get((each.stream, event.call_id, event.attempt))
+        uid = uid_of(each)
+        seen.append(
+            Seen(
+                uid,
+                event.call_id,
+                event.attempt,
+                each.position,
+                event.at_ns,
+                event.one_off or one_off.get(uid, False),
+                told.num_tokens if told is not None else -1,
+                told.keys[-KEY_BYTES:] if told is not None else b"",
+            )
+        )
+    return sorted(seen, key=lambda each: each.at_ns)
+
+
+def uid_of(recorded: RecordedEvent) -> str:
+    """The context whose stream an event stands in."""
+    return recorded.stream.removeprefix(context_stream(""))
+
+
+def matched(seen: Sequence[Seen], exchanges: Iterable[Exchange]) -> dict[int, Seen]:
+    """The call of each exchange, by its number: that of the same tokens, else the next that came.
+
+    A request reaches the model after the proxy has recorded or at least begun it, in much the same order.
+    """
+    found: dict[int, Seen] = {}
+    left = list(seen)
+    waiting = [each for each in exchanges if each.computed is not None]
+    for sure in (True, False):
+        for exchange in waiting:
+            if exchange.number in found:
+                continue
+            fits = [each for each in left if (_same_tokens(each, exchange) if sure else each.num_tokens < 0)]
+            if fits:
+                nearest = min(fits, key=lambda each: abs(each.at_ns - exchange.at_ns))
+                found[exchange.number] = nearest
+                left.remove(nearest)
+    return found
+
+
+def _same_tokens(seen: Seen, exchange: Exchange) -> bool:
+    computed = exchange.computed
+    if computed is None or seen.num_tokens != len(computed.prompt):
+        return False
+    return not seen.last_key or seen.last_key in computed.prompt_keys
+
+
+def judge(
+    requests: Sequence[TrueRequest],
+    events: Sequence[RecordedEvent],
+    *,
+    ended: Iterable[str],
+    left: set[bytes],
+    removed: set[bytes],
+    unreferenced: set[bytes],
+) -> Verdict:
+    """The counts of a run. `ended` are the contexts that are truly over; `left` is what the cache still holds
+    now, `unreferenced` what of it no context refers to, `removed` what it once held and gave up.
+    """
+    calls = matched(calls_seen(events), [each.exchange for each in requests])
+    lasting = contexts(requests)
+    over = set(ended)
+    right = sum(_is_right(ctx, lasting, calls) for ctx in lasting)
+    exact, inferred, missed = _edits(lasting, calls, events)
+    one_offs = [each for each in requests if each.one_off]
+    closed = {uid_of(each) for each in events if isinstance(each.event, ContextClosed)}
+    ends = [ctx for ctx in lasting if ctx in over]
+    uids = {ctx: {c.uid for e in of if (c := calls.get(e.exchange.number))} for ctx, of in lasting.items()}
+    alive = {key for ctx, of in lasting.items() if ctx not in over for key in _keys(of[-1].exchange)}
+    dead = {key for each in requests for key in _keys(each.exchange)} - alive
+    return Verdict(
+        contexts_right=right,
+        contexts_wrong=len(lasting) - right,
+        edits_exact=exact,
+        edits_inferred=inferred,
+        edits_missed=missed,
+        one_offs_seen=sum(bool((c := calls.get(e.exchange.number)) and c.one_off) for e in one_offs),
+        one_offs=len(one_offs),
+        ends_seen=sum(bool(uids[ctx]) and uids[ctx] <= closed for ctx in ends),
+        ends=len(ends),
+        unfollowed=sum(each.exchange.number not in calls for each in requests),
+        unmapped=sum(calls[n].num_tokens <= 0 for e in requests if (n := e.exchange.number) in calls),
+        zombies=len(dead & unreferenced),
+        held=len((dead & left) - unreferenced),
+        lost=lost(requests) + len((_needed(lasting, over) & removed) - left),
+        requests=len(requests),
+    )
+
+
+def lost(requests: Sequence[TrueRequest]) -> int:
+    """Chunks that a context had at its last request, needed at its next, and that were gone by then."""
+    gone = 0
+    for each in requests:
+        if each.before is not None and each.exchange.computed is not None:
+            gone += len(set(each.exchange.computed.missing) & set(_keys(each.before)))
+    return gone
+
+
+def _needed(lasting: Mapping[str, Sequence[TrueRequest]], over: set[str]) -> set[bytes]:
+    """What contexts that live on need in the cache: the prompts of their last answered requests."""
+    needed: set[bytes] = set()
+    for ctx, of in lasting.items():
+        last = of[-1].exchange
+        if ctx not in over and last.answered_at and last.computed is not None:
+            needed |= set(last.computed.prompt_keys)
+    return needed
+
+
+def _keys(exchange: Exchange) -> tuple[bytes, ...]:
+    return exchange.computed.keys if exchange.computed is not None else ()
+
+
+def _is_right(ctx: str, lasting: Mapping[str, Sequence[TrueRequest]], calls: Mapping[int, Seen]) -> bool:
+    """Whether one context of the proxy holds all calls of this one and none of another."""
+    uids = {calls[n].uid if (n := e.exchange.number) in calls else "" for e in lasting[ctx]}
+    if len(uids) != 1 or "" in uids:
+        return False
+    others = (e for other, of in lasting.items() if other != ctx for e in of)
+    return not any((c := calls.get(e.exchange.number)) and c.uid in uids for e in others)
+
+
+def _edits(
+    lasting: Mapping[str, Sequence[TrueRequest]], calls: Mapping[int, Seen], events: Sequence[RecordedEvent]
+) -> tuple[int, int, int]:
+    """Edits told, inferred and missed."""
+    told = [
+        (uid_of(each), each.position)
+        for each in events
+        if isinstance(each.event, OperationApplied)
+        and isinstance(each.event.operation, RemoveMessages | ReplaceMessages)
+    ]
+    wrong = {
+        (uid_of(each), each.event.call_id) for each in events if isinstance(each.event, DeclarationMismatched)
+    }
+    exact = inferred = missed = 0
+    for of in lasting.values():
+        for before, after in pairwise(of):
+            if after.relation not in (Relation.EDIT, Relation.COMPACTION):
+                continue
+            one, other = calls.get(before.exchange.number), calls.get(after.exchange.number)
+            if one is None or other is None or one.uid != other.uid:
+                missed += 1
+            elif (other.uid, other.call_id) not in wrong and any(
+                uid == other.uid and one.position < at < other.position for uid, at in told
+            ):
+                exact += 1
+            else:
+                inferred += 1
+    return exact, inferred, missed
