@@ -8,10 +8,13 @@ from lifecycle.ports import IdSource
 from lifecycle.tracker import Tracker
 from proxy.answer_facts import AnswerFacts
 from proxy.followed_call import FollowedCall, MessageHasher
-from proxy.identity import LineageIndex, identify
+from proxy.harness_identity import NOTHING_SAID, HarnessCall
+from proxy.identity import Identity, LineageIndex, identify
+from proxy.inference import Inference
 from proxy.lifecycle_fields import LifecycleFields
 from proxy.limits import Limits
 from proxy.modes import Modes
+from proxy.relatives import Relatives
 from proxy.response_chains import ResponseChains
 from proxy.tracked_call import CallRequest
 
@@ -27,6 +30,7 @@ class CallRecognition:
         hasher: MessageHasher,
         ids: IdSource,
         limits: Limits,
+        relatives: Relatives,
     ) -> None:
         self._tracker = tracker
         self._modes = modes
@@ -35,11 +39,19 @@ class CallRecognition:
         self.chains = ResponseChains(hasher)
         self._ids = ids
         self._limits = limits
+        self._relatives = relatives
+        self.texts = Inference(hasher)
 
     def request(
-        self, tenant: str, namespace: Namespace, asked: FollowedCall, fields: LifecycleFields, harness: str
+        self,
+        tenant: str,
+        namespace: Namespace,
+        asked: FollowedCall,
+        fields: LifecycleFields,
+        harness: str,
+        said: HarnessCall = NOTHING_SAID,
     ) -> CallRequest:
-        """Find the call's context, or name the one to be opened.
+        """Find the call's context, or name the one to be opened. `said` is what its harness says of it.
 
         No limit fails a call: operations without room are left out, and a call that would open a context too
         many is served as a one-off of its own. The call's `x-kv-lifecycle-error` says so.
@@ -48,9 +60,13 @@ class CallRecognition:
         asked = self.chains.resolved(tenant, asked)
         if asked.compacts:
             # It is a call beside the context that it sums up, not one of it.
-            above = fields.ctx or fields.parent
+            above = fields.ctx or fields.parent or said.context_id
+            said = msgspec.structs.replace(said, context_id="")
             fields = msgspec.structs.replace(fields, ctx="", parent=above, call="", one_off=True)
-        identity = identify(tenant, fields, asked, self._lineage)
+        identity = identify(tenant, fields, asked, self._lineage, said, self.texts)
+        errors = (*fields.errors, *said.errors)
+        closes = fields.close or (said.final and not identity.ends)
+        fields = msgspec.structs.replace(fields, one_off=identity.one_off, close=closes, errors=errors)
         call_id = fields.call or self._ids.new("call")
         context_id = identity.context_id or self._ids.new("ctx")
         known = self._tracker.contexts.find(ContextKey(tenant, context_id), namespace)
@@ -68,8 +84,9 @@ class CallRecognition:
             one_off, errors = True, (*fields.errors, f"{refusal}; the call is a one-off")
             fields = msgspec.structs.replace(fields, one_off=True, errors=errors)
         else:
-            self._lineage.observe_call(tenant, context_id, call_id, asked)
-        return CallRequest(
+            identity = msgspec.structs.replace(identity, context_id=context_id)
+            self._remember(tenant, identity, call_id, asked, said, one_off)
+        request = CallRequest(
             tenant=tenant,
             mode=self._modes.of_context(uid, namespace.model, tenant),
             arm=self._modes.arm_of(uid, namespace, tenant),
@@ -82,6 +99,32 @@ class CallRecognition:
             asked=asked,
             fields=fields,
         )
+        if known is None:
+            self._relatives.began(request)
+        return request
+
+    def _remember(
+        self,
+        tenant: str,
+        identity: Identity,
+        call_id: str,
+        asked: FollowedCall,
+        said: HarnessCall,
+        one_off: bool,
+    ) -> None:
+        context_id = identity.context_id
+        num_old = self._lineage.observe_call(
+            tenant,
+            context_id,
+            call_id,
+            asked,
+            groups=said.groups,
+            window=said.window,
+            one_off=one_off,
+            beside=identity.parent if one_off else "",
+        )
+        if not one_off:
+            self.texts.observe_call(tenant, context_id, asked, num_old, said.groups)
 
     def answered(self, request: CallRequest, completed: bool, facts: AnswerFacts) -> tuple[AnswerFact, ...]:
         """The call is over: what its answer looks like when it comes back, and what its id stands for."""
@@ -92,9 +135,15 @@ class CallRecognition:
                 msgspec.structs.replace(a, tool_call_ids=(*a.tool_call_ids, facts.response_id))
                 for a in answers
             ]
-        self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
+        tenant, identity = request.tenant, request.identity
+        self._lineage.observe_end(tenant, identity.context_id, request.call_id, answers)
         if completed:
-            self.chains.remember(request.tenant, asked, facts)
+            own = not request.fields.one_off
+            self.texts.observe_end(
+                tenant, identity.context_id if own else identity.parent, facts.choices, own=own
+            )
+            self.chains.remember(tenant, asked, facts)
+        self._relatives.ended(request, facts if completed else None)
         return tuple(AnswerFact(a.echo, a.tool_call_ids) for a in answers)
 
     def _within_op_limit(self, tenant: str, fields: LifecycleFields) -> LifecycleFields:
