@@ -81,12 +81,14 @@ async def _judged(world: World) -> Verdict:
     requests = true_requests(world.model.exchanges)
     await world.let_pass(DOUBT_SECONDS + 1)
     await world.settle()
+    await world.retried()
     return judge(
         requests,
         world.heard,
         ended=contexts(requests),
         left=world.model.engine.left(),
         removed=world.model.engine.removed,
+        ends_of=world.model.engine.ends_of,
         unreferenced=world.unreferenced(),
     )
 

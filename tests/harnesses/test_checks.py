@@ -13,6 +13,7 @@ def verdict(books, *, ended=(), left=frozenset(), unreferenced=frozenset(), remo
         left=set(left),
         unreferenced=set(unreferenced),
         removed=set(removed),
+        ends_of=lambda chat: [4 * (n + 1) for n in range(len(chat.messages) + 1)],
     )
 
 
@@ -136,6 +137,20 @@ def test_live_kv_is_lost_if_the_next_request_of_the_context_misses_it():
     later = books.request("first.......aaaaaaaamore", "main", uid="one", missing=[gone])
     assert later.computed.missing
     assert verdict(books, ended=["main"]).lost == 1
+
+
+def test_words_that_come_back_after_an_edit_were_dead_and_are_not_lost():
+    def lost_if_then(*messages):
+        books = Books()
+        books.begins("one")
+        books.request("headsameold.past", "main", uid="one", messages=["same", "old.past"])
+        gone = chunks("headsameold.")
+        books.request("headsameold.next....", "main", uid="one", messages=messages, missing=gone)
+        return verdict(books, ended=["main"]).lost
+
+    assert lost_if_then("same", "old.past", "next") == 3
+    assert lost_if_then("same", "old.next") == 2
+    assert lost_if_then("old.next") == 1
 
 
 def test_what_another_context_had_and_gave_up_is_not_lost():
