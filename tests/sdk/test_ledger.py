@@ -4,7 +4,6 @@ import gc
 import threading
 
 import pytest
-
 from kvtether.ledger import Entry, Ledger
 
 
