@@ -121,23 +121,15 @@ class ScriptedEngine:
         earlier = self._responses.get(str(body.get("previous_response_id")), ())
         self._responses[response_id] = remembered((*earlier, *prompt.items), [text] if text else [])
 
-    def compute(
+    async def compute(
         self, path: str, body: Mapping[str, Any], answer: dict[str, Any]
     ) -> tuple[Computed, SimRequest]:
         """Tokens and keys of a request, and of the assistant's chat message that answers it.
 
         A body that no engine would take is its JSON, so that a run goes on; the reason says so.
         """
-        reason = ""
-        try:
-            chat = self.prompt_of(path, body)
-            prompt = self.tokenizer.prompt_ids(chat)
-            output = self.tokenizer.reply_ids(chat, answer)
-        except (BridgeError, TypeError) as error:
-            reason = str(error) or type(error).__name__
-            prompt = self.tokenizer.encode(json.dumps(body, ensure_ascii=True, default=str))
-            output = self.tokenizer.encode(json.dumps(answer))
-        output = output + array("I", sorted(self.tokenizer.eos_ids)[:1])
+        # Encoding is slow and may leave the loop; the engine belongs to it.
+        prompt, output, reason = await asyncio.to_thread(self._encoded, path, body, answer)
         size = self.config.chunk_tokens
         keys = tuple(split_keys(chunk_keys(prompt + output, size)))
         num_prompt = len(prompt) // size
@@ -159,6 +151,21 @@ class ScriptedEngine:
         kept = keys if request.store_until is None else keys[: request.store_until // size]
         self.stored.update(dict.fromkeys(kept, salt))
         return Computed(prompt, keys, num_prompt, missing, salt, reason), request
+
+    def _encoded(
+        self, path: str, body: Mapping[str, Any], answer: dict[str, Any]
+    ) -> tuple[array[int], array[int], str]:
+        """Tokens of prompt and answer, and why they are not those of an engine."""
+        reason = ""
+        try:
+            chat = self.prompt_of(path, body)
+            prompt = self.tokenizer.prompt_ids(chat)
+            output = self.tokenizer.reply_ids(chat, answer)
+        except (BridgeError, TypeError) as error:
+            reason = str(error) or type(error).__name__
+            prompt = self.tokenizer.encode(json.dumps(body, ensure_ascii=True, default=str))
+            output = self.tokenizer.encode(json.dumps(answer))
+        return prompt, output + array("I", sorted(self.tokenizer.eos_ids)[:1]), reason
 
     def generate(self, request: SimRequest) -> AsyncGenerator[Output, None]:
         """Let the engine run it; closing the generator early aborts it."""

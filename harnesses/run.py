@@ -148,6 +148,7 @@ def _variables(own: Mapping[str, str], folder: Path, url: str, admin_url: str) -
     return {
         **inherited,
         "PYTHONPATH": str(ROOT / "sdk"),
+        "PYTHONSAFEPATH": "1",
         "NO_PROXY": "127.0.0.1,localhost",
         "DO_NOT_TRACK": "1",
         "OPENAI_BASE_URL": f"{url}/v1",

@@ -23,6 +23,7 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     "full": ("shell", "read", "subagent", "shell", "read", "shell"),
     "tools": ("shell", "read", "shell"),
     "sub": ("shell", "read"),
+    "crowd": ("shell", "subagent*3", "read"),
     "talk": (),
 }
 """The steps of each task before its final answer. `shell*3` makes three calls in one turn."""

@@ -1,0 +1,107 @@
+"""The contexts of a harness's agents: which one a run goes on with, and what ends when a tool returns."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from kvtether.client import Client
+from kvtether.context import Context, current
+
+MAX_CONTEXTS = 1024
+"""Contexts that are remembered, the latest ones. Of another the next call's list alone tells the edits."""
+
+_tool: ContextVar["_ToolCall | None"] = ContextVar("kvtether_tool", default=None)
+
+
+class _ToolCall:
+    """A tool call that is under way in this thread or task, and the contexts that began inside it."""
+
+    def __init__(self, caller: Context, call_id: str) -> None:
+        self.caller = caller
+        self.call_id = call_id
+        self.children: list[Context] = []
+
+
+class AgentContexts:
+    """Contexts by name, for an adapter. Agents that run inside a tool are subagents of whoever called it,
+    wherever their adapter sits: each has a context of its own, which ends with the tool. Thread-safe."""
+
+    def __init__(self, agent: str = "", flow: str = "", client: Client | None = None) -> None:
+        """Labels of the contexts that begin here, and where they are told."""
+        self.agent = agent
+        self.flow = flow
+        self.client = client
+        self._lock = threading.Lock()
+        self._known: dict[str, Context] = {}
+
+    def named(self, name: str | None) -> Context:
+        """The context of that name, begun if it is not known; without a name a new one."""
+        with self._lock:
+            found = self._known.pop(name, None) if name else None
+            return self._keep(found or Context(name, agent=self.agent, flow=self.flow, client=self.client))
+
+    def begin(self, name: str | None = None, *, agent: str = "", inherits: str | None = None) -> Context:
+        """The context of a run that begins now.
+
+        Inside a tool a child of the caller's: a fork of it if the run `inherits` the list of the context of
+        that name, else a spawn. Otherwise the context that is active here, else the one named.
+        """
+        call = _tool.get()
+        if call is None:
+            found = current()
+            return self.adopt(found) if found else self.named(name)
+        begin = call.caller.fork if inherits == call.caller.name else call.caller.spawn
+        number = f".{len(call.children)}" if call.children else ""
+        child = begin(name=f"{call.caller.name}:{call.call_id}{number}", agent=agent or self.agent)
+        call.caller.waiting("subagent")
+        call.children.append(child)
+        return self.adopt(child)
+
+    def adopt(self, context: Context) -> Context:
+        """Know a context that began elsewhere by its name."""
+        with self._lock:
+            self._known.pop(context.name, None)
+            return self._keep(context)
+
+    def over(self, name: str, *, goes_on: bool) -> None:
+        """A run has ended. Its context waits for the user if the conversation `goes_on`, else it ends, unless
+        it is another's to end: a tool's, or that of whoever made it active."""
+        if _tool.get() is not None:
+            return
+        if goes_on or current() is not None:
+            self.named(name).waiting("human")
+        else:
+            self.close(name)
+
+    def close(self, name: str) -> None:
+        """The conversation is over: deleted, or nobody will go on with it."""
+        self.named(name).close()
+        with self._lock:
+            self._known.pop(name, None)
+
+    @contextmanager
+    def tool(
+        self, caller: Context, tool: str, call_id: str, pauses: tuple[type[BaseException], ...] = ()
+    ) -> Iterator[None]:
+        """A tool runs for `caller`, and inside it perhaps other agents. An error of `pauses` means that the
+        tool will go on when a human has answered, and its agents with it."""
+        call = _ToolCall(caller, call_id)
+        caller.waiting("tool", tool=tool)
+        reset = _tool.set(call)
+        try:
+            yield
+        except pauses:
+            call.children.clear()
+            caller.waiting("human")
+            raise
+        finally:
+            _tool.reset(reset)
+            for child in call.children:
+                self.close(child.name)
+
+    def _keep(self, context: Context) -> Context:
+        self._known[context.name] = context
+        while len(self._known) > MAX_CONTEXTS:
+            del self._known[next(iter(self._known))]
+        return context
