@@ -7,10 +7,10 @@ from lifecycle.core.observations import AnswerFact
 from lifecycle.ports import IdSource
 from lifecycle.tracker import Tracker
 from proxy.answer_facts import AnswerFacts
+from proxy.context_finder import ContextFinder
 from proxy.followed_call import FollowedCall, MessageHasher
 from proxy.harness_identity import NOTHING_SAID, HarnessCall
-from proxy.identity import Identity, LineageIndex, identify
-from proxy.inference import Inference
+from proxy.identity import LineageIndex
 from proxy.lifecycle_fields import LifecycleFields
 from proxy.limits import Limits
 from proxy.modes import Modes
@@ -34,13 +34,11 @@ class CallRecognition:
     ) -> None:
         self._tracker = tracker
         self._modes = modes
-        self._lineage = lineage
-        self._hasher = hasher
+        self.finder = ContextFinder(lineage, hasher)
         self.chains = ResponseChains(hasher)
         self._ids = ids
         self._limits = limits
         self._relatives = relatives
-        self.texts = Inference(hasher)
 
     def request(
         self,
@@ -63,7 +61,7 @@ class CallRecognition:
             above = fields.ctx or fields.parent or said.context_id
             said = msgspec.structs.replace(said, context_id="")
             fields = msgspec.structs.replace(fields, ctx="", parent=above, call="", one_off=True)
-        identity = identify(tenant, fields, asked, self._lineage, said, self.texts)
+        identity = self.finder.find(tenant, fields, asked, said)
         errors = (*fields.errors, *said.errors)
         closes = fields.close or (said.final and not identity.ends)
         fields = msgspec.structs.replace(fields, one_off=identity.one_off, close=closes, errors=errors)
@@ -84,15 +82,15 @@ class CallRecognition:
             one_off, errors = True, (*fields.errors, f"{refusal}; the call is a one-off")
             fields = msgspec.structs.replace(fields, one_off=True, errors=errors)
         else:
-            identity = msgspec.structs.replace(identity, context_id=context_id)
-            self._remember(tenant, identity, call_id, asked, said, one_off)
+            identity = msgspec.structs.replace(identity, context_id=context_id, one_off=one_off)
+            self.finder.given(tenant, identity, call_id, asked, said)
         request = CallRequest(
             tenant=tenant,
             mode=self._modes.of_context(uid, namespace.model, tenant),
             arm=self._modes.arm_of(uid, namespace, tenant),
             harness=harness,
             namespace=namespace,
-            identity=msgspec.structs.replace(identity, context_id=context_id),
+            identity=msgspec.structs.replace(identity, context_id=context_id, one_off=one_off),
             uid=uid,
             call_id=call_id,
             awaits_plan=asked.num_prompts == 1 and not asked.compacts and (one_off or fields.seq is not None),
@@ -103,47 +101,13 @@ class CallRecognition:
             self._relatives.began(request)
         return request
 
-    def _remember(
-        self,
-        tenant: str,
-        identity: Identity,
-        call_id: str,
-        asked: FollowedCall,
-        said: HarnessCall,
-        one_off: bool,
-    ) -> None:
-        context_id = identity.context_id
-        num_old = self._lineage.observe_call(
-            tenant,
-            context_id,
-            call_id,
-            asked,
-            groups=said.groups,
-            window=said.window,
-            one_off=one_off,
-            beside=identity.parent if one_off else "",
-        )
-        if not one_off:
-            self.texts.observe_call(tenant, context_id, asked, num_old, said.groups)
-
     def answered(self, request: CallRequest, completed: bool, facts: AnswerFacts) -> tuple[AnswerFact, ...]:
         """The call is over: what its answer looks like when it comes back, and what its id stands for."""
-        asked = request.asked
-        answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
-        if asked.conversation is not None and facts.response_id:
-            answers = [
-                msgspec.structs.replace(a, tool_call_ids=(*a.tool_call_ids, facts.response_id))
-                for a in answers
-            ]
-        tenant, identity = request.tenant, request.identity
-        self._lineage.observe_end(tenant, identity.context_id, request.call_id, answers)
-        if completed:
-            own = not request.fields.one_off
-            self.texts.observe_end(
-                tenant, identity.context_id if own else identity.parent, facts.choices, own=own
-            )
-            self.chains.remember(tenant, asked, facts)
-        self._relatives.ended(request, facts if completed else None)
+        told, asked, tenant = facts if completed else None, request.asked, request.tenant
+        answers = self.finder.answered(tenant, request.identity, request.call_id, asked, told)
+        if told is not None:
+            self.chains.remember(tenant, asked, told)
+        self._relatives.ended(request, told)
         return tuple(AnswerFact(a.echo, a.tool_call_ids) for a in answers)
 
     def _within_op_limit(self, tenant: str, fields: LifecycleFields) -> LifecycleFields:

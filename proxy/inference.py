@@ -97,7 +97,7 @@ class Inference:
         Its list must be one that goes on with no other: that is for the lineage to say.
         """
         begin = max(0, num_head(call.messages) - self._num_before(call))
-        told, *others = [*self._marks(call, begin, begin + 1), ()]
+        told, *_ = [*self._marks(call, begin, begin + 1), ()]
         marks = dict.fromkeys(told)
         for more in self._marks(call, max(begin + 1, len(call.written) - MESSAGES_MARKED), len(call.written)):
             marks.update(dict.fromkeys(more))

@@ -35,7 +35,7 @@ def marks_of(text: str, hasher: MessageHasher) -> Iterator[bytes]:
         text = f"{text[:HEAD_CHARS]}\n{text[-TAIL_CHARS:]}"
     for piece in _BORDERS.split(text):
         if piece is not None and len(piece) >= MIN_PIECE:
-            piece = _SPACES.sub(" ", piece).strip(" .!?:;,'()[]{}")
+            piece = _SPACES.sub(" ", piece).strip(" .!?:;,'()[]{}-")
             if len(piece) >= MIN_PIECE:
                 yield hasher.mark(piece[:MAX_PIECE])
 

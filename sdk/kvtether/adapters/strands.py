@@ -75,6 +75,8 @@ class KVTetherModel(OpenAIModel):
 
     def format_request(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         request = super().format_request(*args, **kwargs)
+        if not request["tools"]:
+            del request["tools"]  # vLLM takes a list with entries or none, and summaries have no tools
         if acting := _acting.get():
             context = acting[0] if acting[1] else acting[0].one_off()
             context.messages.sync(request["messages"])
