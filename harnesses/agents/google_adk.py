@@ -50,7 +50,11 @@ def model() -> KVTetherLiteLlm:
 
 async def main() -> None:
     helper = LlmAgent(
-        name="task", description="Ask a helper.", model=model(), instruction="You help.", tools=[shell, read_file]
+        name="task",
+        description="Ask a helper.",
+        model=model(),
+        instruction="You help.",
+        tools=[shell, read_file],
     )
     root = LlmAgent(
         name="root",
