@@ -6,12 +6,26 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from kvtether.client import Client
-from kvtether.context import Context, current
+from kvtether.context import Context, WaitKind, current
+from kvtether.names import context_id, label
 
 MAX_CONTEXTS = 1024
 """Contexts that are remembered, the latest ones. Of another the next call's list alone tells the edits."""
 
 _tool: ContextVar["_ToolCall | None"] = ContextVar("kvtether_tool", default=None)
+_conversation: ContextVar[Context | None] = ContextVar("kvtether_conversation", default=None)
+
+
+def conversation() -> Context | None:
+    """The context of the conversation that this thread or task works in; see `AgentContexts.within`."""
+    return _conversation.get()
+
+
+def waiting(kind: WaitKind, tool: str = "") -> None:
+    """Tell what the active context waits for, if there is one."""
+    context = current()
+    if context is not None:
+        context.waiting(kind, tool=tool)
 
 
 class _ToolCall:
@@ -53,7 +67,8 @@ class AgentContexts:
             return self.adopt(found) if found else self.named(name)
         begin = call.caller.fork if inherits == call.caller.name else call.caller.spawn
         number = f".{len(call.children)}" if call.children else ""
-        child = begin(name=f"{call.caller.name}:{call.call_id}{number}", agent=agent or self.agent)
+        child = begin(name=f"{call.caller.name}:{call.call_id}{number}")
+        child.agent = label(agent or self.agent)
         call.caller.waiting("subagent")
         call.children.append(child)
         return self.adopt(child)
@@ -63,6 +78,31 @@ class AgentContexts:
         with self._lock:
             self._known.pop(context.name, None)
             return self._keep(context)
+
+    @contextmanager
+    def conversation(self, name: str | None) -> Iterator[Context]:
+        """What happens inside goes on with the conversation of that name."""
+        with self.within(self.named(name)) as context:
+            yield context
+
+    @contextmanager
+    def within(self, context: Context) -> Iterator[Context]:
+        """What happens inside belongs to the conversation of `context`, which is also the active one."""
+        reset = _conversation.set(self.adopt(context))
+        try:
+            with context.active():
+                yield context
+        finally:
+            _conversation.reset(reset)
+
+    def beside(self, root: Context, agent: str) -> Context:
+        """The context of an agent that `root` handed its conversation to: the agent's own list of it."""
+        name = context_id(f"{root.name}:{agent}")
+        with self._lock:
+            found = self._known.pop(name, None)
+            if found is None:
+                root.waiting("subagent")
+            return self._keep(found or root.spawn(name=name, agent=agent))
 
     def over(self, name: str, *, goes_on: bool) -> None:
         """A run has ended. Its context waits for the user if the conversation `goes_on`, else it ends, unless
@@ -75,17 +115,24 @@ class AgentContexts:
             self.close(name)
 
     def close(self, name: str) -> None:
-        """The conversation is over: deleted, or nobody will go on with it."""
+        """The conversation is over: deleted, or nobody will go on with it. So is what worked for it."""
+        with self._lock:
+            helpers = [each.name for each in self._known.values() if each.parent == name]
+        for each in helpers:
+            self.close(each)
         self.named(name).close()
         with self._lock:
             self._known.pop(name, None)
 
     @contextmanager
     def tool(
-        self, caller: Context, tool: str, call_id: str, pauses: tuple[type[BaseException], ...] = ()
+        self, caller: Context | None, tool: str, call_id: str, pauses: tuple[type[BaseException], ...] = ()
     ) -> Iterator[None]:
         """A tool runs for `caller`, and inside it perhaps other agents. An error of `pauses` means that the
         tool will go on when a human has answered, and its agents with it."""
+        if caller is None:
+            yield
+            return
         call = _ToolCall(caller, call_id)
         caller.waiting("tool", tool=tool)
         reset = _tool.set(call)
@@ -99,6 +146,12 @@ class AgentContexts:
             _tool.reset(reset)
             for child in call.children:
                 self.close(child.name)
+
+    @contextmanager
+    def subagent(self, caller: Context | None, tool: str, call_id: str) -> Iterator[None]:
+        """A tool that is an agent runs for `caller`: all inside belongs to a context of its own."""
+        with self.tool(caller, tool, call_id), self.within(self.begin()):
+            yield
 
     def _keep(self, context: Context) -> Context:
         self._known[context.name] = context

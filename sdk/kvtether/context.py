@@ -302,6 +302,11 @@ class Context:
         finally:
             _active.set(_active.get()[:-1])
 
+    def activate(self) -> None:
+        """The context is the current one from here on, in this thread or task: for a hook of a harness that
+        runs where a call is made, but not around it."""
+        _active.set((self,))
+
     def __enter__(self) -> "Context":
         _active.set((*_active.get(), self))
         return self
