@@ -11,13 +11,25 @@ from pathlib import Path
 
 import structlog
 
-from harnesses.modules import CannotRun, HarnessModule, modules, prepare
-from harnesses.run import Outcome, run_proxied, run_recorded
+from harnesses.modules import AGENTS, CannotRun, HarnessModule, modules, prepare
+from harnesses.plain import BEHAVIOURS
+from harnesses.run import Outcome, run_plain, run_proxied, run_recorded
 from harnesses.table import HEADINGS, markdown, row
+
+PLAIN = {f"plain-{name}": name for name in BEHAVIOURS}
+
+
+def all_modules() -> list[HarnessModule]:
+    """The harnesses, and the plain agents behind them."""
+    path = AGENTS.parent / "plain.py"
+    plain = [HarnessModule(name=name, path=path, api="all", integration="none") for name in PLAIN]
+    return [*modules(), *plain]
 
 
 async def one(module: HarnessModule, recordings: Path | None) -> Outcome:
     """Run a harness; one that cannot run here says why."""
+    if module.name in PLAIN:
+        return await run_plain(module, PLAIN[module.name])
     try:
         environment = await prepare(module)
     except CannotRun as error:
@@ -49,7 +61,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="DIR", help="keep what each harness sends, too")
     given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    found = modules()
+    found = all_modules()
     unknown = set(given.only or ()) - {each.name for each in found}
     if unknown:
         parser.error(f"no harness {', '.join(sorted(unknown))}; there are {', '.join(m.name for m in found)}")

@@ -89,7 +89,7 @@ class PlainRun:
         return f"[[task {mark} more={more} prose={self.prose}]] {words}"
 
     def agent(self, number: int = 0) -> Agent:
-        return Agent(self, f"main-{number}", self.system)
+        return Agent(self, f"{self.seed}-main-{number}", self.system)
 
     async def send(self, messages: Sequence[Message], tools: Sequence[str], truth: str) -> Message:
         """One request and its answer."""
@@ -236,5 +236,5 @@ async def behave(name: str, seed: int, url: str, model: str) -> None:
         agents = [run.agent(number) for number in range(run.chance.choice((1, 1, 2, 3)))]
         if run.chance.random() < 0.4:
             asked = Message("user", "Write a title for a conversation about: looking around")
-            await run.send([asked], (), "title; relation=one-off")
+            await run.send([asked], (), f"{seed}-title; relation=one-off")
         await asyncio.gather(*(BEHAVIOURS[name](run, agent) for agent in agents))

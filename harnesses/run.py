@@ -16,6 +16,7 @@ from harnesses.checks import Verdict, judge
 from harnesses.engine import MODEL_NAME
 from harnesses.model_server import ModelServer, scripted_model
 from harnesses.modules import ROOT, Environment, HarnessModule
+from harnesses.plain import behave
 from harnesses.recording import write_recording
 from harnesses.truth import Did, contexts, read_truth, true_requests
 from harnesses.world import World, proxied_model
@@ -25,6 +26,8 @@ RUN_SECONDS = 120.0
 """Longest that a harness may take."""
 
 OUTPUT_CHARS = 1500
+SEEDS = range(1, 5)
+"""Of a plain agent's runs."""
 
 FOREIGN = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy", "PYTHONPATH")
 """Variables that a harness does not inherit: it is to reach this machine only, and none of our packages."""
@@ -63,6 +66,15 @@ async def run_proxied(module: HarnessModule, environment: Environment) -> Outcom
                 problem=problem,
                 output=output,
             )
+
+
+async def run_plain(module: HarnessModule, behaviour: str) -> Outcome:
+    """A plain agent's behaviour, under some seeds before the same proxy, and what was inferred of it."""
+    with tempfile.TemporaryDirectory(prefix="harness-") as name:
+        async with proxied_model(Path(name)) as world:
+            for seed in SEEDS:
+                await behave(behaviour, seed, world.up.data_url, MODEL_NAME)
+            return Outcome(module=module, verdict=await _judged(world))
 
 
 async def run_recorded(module: HarnessModule, environment: Environment, recordings: Path) -> Path:

@@ -20,7 +20,7 @@ SETTLE_SECONDS = 20.0
 POLL_SECONDS = 0.1
 RETRY_SECONDS = 40.0
 QUIET_POLLS = 8
-"""The cache has come to rest if so many looks in a row see no directive under way and no chunk leave."""
+"""All is at rest if so many looks in a row see no directive under way, no event come, and no chunk leave."""
 
 OWNED = {"VERIFIED", "OURS"}
 
@@ -42,15 +42,15 @@ class World:
         return self.up.runtime.tracking.namespace(MODEL_NAME, "")
 
     async def settle(self) -> bool:
-        """Until nothing more is freed; whether that came within the time."""
+        """Until nothing more happens; whether that came within the time."""
         index = self.up.runtime.tracker.contexts.index
-        quiet, before = 0, -1
+        quiet, before = 0, (-1, -1)
         for _ in range(int(SETTLE_SECONDS / POLL_SECONDS)):
-            left = len(self.model.engine.left())
-            quiet = quiet + 1 if left == before and not index.open_directives() else 0
+            now = len(self.model.engine.left()), len(self.heard)
+            quiet = quiet + 1 if now == before and not index.open_directives() else 0
             if quiet == QUIET_POLLS:
                 return True
-            before = left
+            before = now
             await asyncio.sleep(POLL_SECONDS)
         return False
 
