@@ -1,6 +1,6 @@
-"""`python -m harnesses [--only NAME…] [--list] [--record DIR]`: one row a harness; see harnesses/README.md.
+"""`python -m harnesses [--only NAME…] [--list] [--record DIR [--runs N]]`: one row a harness.
 
-Exits with 1 if live KV was lost or a harness did not finish its task.
+Exits with 1 if live KV was lost or a harness did not finish its task. See `harnesses/README.md`.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def all_modules() -> list[HarnessModule]:
     return [*modules(), *plain]
 
 
-async def one(module: HarnessModule, recordings: Path | None) -> Outcome:
+async def one(module: HarnessModule, recordings: Path | None, num_recorded: int) -> Outcome:
     """Run a harness; one that cannot run here says why."""
     if module.name in PLAIN:
         return await run_plain(module, PLAIN[module.name])
@@ -35,15 +35,16 @@ async def one(module: HarnessModule, recordings: Path | None) -> Outcome:
     except CannotRun as error:
         return Outcome(module=module, problem=str(error), did_run=False)
     if recordings is not None:
-        print(f"  recorded {await run_recorded(module, environment, recordings)}", flush=True)
+        for number in range(num_recorded):
+            print(f"  recorded {await run_recorded(module, environment, recordings, number)}", flush=True)
     return await run_proxied(module, environment)
 
 
-async def every(chosen: Sequence[HarnessModule], recordings: Path | None) -> bool:
+async def every(chosen: Sequence[HarnessModule], recordings: Path | None, num_recorded: int) -> bool:
     """Run all, one after the other; whether all went well."""
     rows, ok = [], True
     for module in chosen:
-        outcome = await one(module, recordings)
+        outcome = await one(module, recordings, num_recorded)
         ok = ok and outcome.ok
         rows.append(row(outcome))
         print("  ".join(f"{head}: {cell}" for head, cell in zip(HEADINGS, rows[-1], strict=True)), flush=True)
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="what there is")
     parser.add_argument("--record", type=Path, metavar="DIR", help="keep what each harness sends, too")
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="so many recordings of each")
     given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     found = all_modules()
@@ -70,7 +72,7 @@ def main() -> None:
         for each in chosen:
             print(f"{each.name:20} {each.api:10} {each.integration}")
         return
-    sys.exit(0 if asyncio.run(every(chosen, given.record)) else 1)
+    sys.exit(0 if asyncio.run(every(chosen, given.record, given.runs)) else 1)
 
 
 if __name__ == "__main__":

@@ -39,13 +39,26 @@ class Seen(msgspec.Struct, frozen=True):
     last_key: bytes = b""
 
 
+class Leftovers(msgspec.Struct, frozen=True):
+    """Chunks that lie in the cache: some context refers to them, or none does and they are proven to be of
+    the proxy's own calls, or they are not."""
+
+    referred: set[bytes]
+    unreferenced: set[bytes]
+    unproven: set[bytes]
+
+    @property
+    def all(self) -> set[bytes]:
+        return self.referred | self.unreferenced | self.unproven
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a run. Edits are those that really happened to a list on the wire: told exactly by an
     operation, inferred by the proxy in the right context, or missed (it took the list for another's).
 
-    `unfollowed` are requests that the proxy did not follow at all. `zombies` are chunks that lie in the cache
-    though no context refers to them, `held` those of contexts that are over but whose lease is not.
-    `lost` are chunks that a living context needed again and found gone; there must be none.
+    `unfollowed` are requests that the proxy did not follow at all. Of what is dead by the truth and lies in
+    the cache, `zombies` are chunks that no context refers to, `held` those of contexts whose lease is not
+    over, `unproven` those that the proxy does not know to be of its own calls, and so may not free. `lost` are chunks that a living context needed again and found gone; there must be none.
     """
 
     contexts_right: int = 0
@@ -61,6 +74,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     unmapped: int = 0
     zombies: int = 0
     held: int = 0
+    unproven: int = 0
     lost: int = 0
     requests: int = 0
 
@@ -131,14 +145,13 @@ def judge(
     events: Sequence[RecordedEvent],
     *,
     ended: Iterable[str],
-    left: set[bytes],
+    left: Leftovers,
     removed: set[bytes],
     ends_of: EndsOf,
-    unreferenced: set[bytes],
 ) -> Verdict:
-    """The counts of a run. `ended` are the contexts that are truly over; `left` is what the cache still holds
-    now, `unreferenced` what of it no context refers to, `removed` what it once held and gave up. `ends_of`
-    tells where head and messages of a prompt end in its tokens.
+    """The counts of a run. `ended` are the contexts that are truly over; `left` is what the cache still
+    holds, `removed` what it once held and gave up. `ends_of` tells where head and messages of a prompt end in
+    its tokens.
     """
     calls = matched(calls_seen(events), [each.exchange for each in requests])
     lasting = contexts(requests)
@@ -163,9 +176,10 @@ def judge(
         ends=len(ends),
         unfollowed=sum(each.exchange.number not in calls for each in requests),
         unmapped=sum(calls[n].num_tokens <= 0 for e in requests if (n := e.exchange.number) in calls),
-        zombies=len(dead & unreferenced),
-        held=len((dead & left) - unreferenced),
-        lost=lost(requests, ends_of) + len((_needed(lasting, over) & removed) - left),
+        zombies=len(dead & left.unreferenced),
+        held=len(dead & left.referred),
+        unproven=len(dead & left.unproven),
+        lost=lost(requests, ends_of) + len((_needed(lasting, over) & removed) - left.all),
         requests=len(requests),
     )
 

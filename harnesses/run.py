@@ -77,12 +77,14 @@ async def run_plain(module: HarnessModule, behaviour: str) -> Outcome:
             return Outcome(module=module, verdict=await _judged(world))
 
 
-async def run_recorded(module: HarnessModule, environment: Environment, recordings: Path) -> Path:
-    """Drive a harness before the model alone; answers the recording of what it sent."""
+async def run_recorded(
+    module: HarnessModule, environment: Environment, recordings: Path, number: int
+) -> Path:
+    """Drive a harness before the model alone, for the `number`th time; answers the recording."""
     with tempfile.TemporaryDirectory(prefix="harness-") as name:
         folder = Path(name)
         async with scripted_model() as model:
-            await drive(module, environment, folder, model.url, model.url, model)
+            await drive(module, environment, folder, model.url, model.url, model, number)
             return write_recording(recordings, module.name, true_requests(model.exchanges))
 
 
@@ -98,10 +100,9 @@ async def _judged(world: World) -> Verdict:
         requests,
         world.heard,
         ended=contexts(requests),
-        left=world.model.engine.left(),
+        left=world.leftovers(),
         removed=world.model.engine.removed,
         ends_of=world.model.engine.ends_of,
-        unreferenced=world.unreferenced(),
     )
 
 
@@ -120,15 +121,19 @@ async def drive(
     url: str,
     admin_url: str,
     model: ModelServer,
+    number: int = 0,
 ) -> tuple[str, str]:
-    """Run the module's process; answers what went wrong, empty for nothing, and the end of its output."""
+    """Run the module's process; answers what went wrong, empty for nothing, and the end of its output.
+
+    `number` varies how much there is to do and to say.
+    """
     for each in ("home", "work"):
         (folder / each).mkdir()
     process = await asyncio.create_subprocess_exec(
         str(environment.python),
         str(module.path),
         cwd=folder / "work",
-        env=_variables(environment.variables, folder, url, admin_url),
+        env=_variables(environment.variables, folder, url, admin_url, number),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -155,9 +160,10 @@ async def drive(
     return problem, output + (f"\nasked in vain: {sorted(model.unknown)}" if model.unknown else "")
 
 
-def _variables(own: Mapping[str, str], folder: Path, url: str, admin_url: str) -> dict[str, str]:
+def _variables(own: Mapping[str, str], folder: Path, url: str, admin_url: str, number: int) -> dict[str, str]:
     run = secrets.token_hex(4)
     file = folder / "work" / "notes.txt"
+    options = f"file={file} prose={1 + (number + 3) % 7} more={number % 4}"
     file.write_text("".join(f"Line {n} of the notes says {secrets.token_hex(8)}.\n" for n in range(40)))
     inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     return {
@@ -176,8 +182,8 @@ def _variables(own: Mapping[str, str], folder: Path, url: str, admin_url: str) -
         "HARNESS_MODEL": MODEL_NAME,
         "HARNESS_RUN": run,
         "HARNESS_FILE": str(file),
-        "HARNESS_PROMPT": f"[[task full#{run} file={file} prose=4]] Look around in the working directory.",
-        "HARNESS_PROMPT_2": f"[[task tools#{run} file={file} prose=4]] Look again.",
+        "HARNESS_PROMPT": f"[[task full#{run} {options}]] Look around in the working directory.",
+        "HARNESS_PROMPT_2": f"[[task tools#{run} {options}]] Look again.",
         "HARNESS_TRUTH": str(folder / "truth.jsonl"),
         "HARNESS_PYTHON": sys.executable,
         "HOME": str(folder / "home"),

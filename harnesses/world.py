@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from engine_bridge.drivers.sim import SimCache
+from harnesses.checks import Leftovers
 from harnesses.engine import MODEL_NAME
 from harnesses.model_server import ModelServer, scripted_model
 from lifecycle.core.events import RecordedEvent
@@ -58,7 +59,7 @@ class World:
         """Until no chunk is left that nothing refers to, or one that was left alone for a while, because the
         last directive about it came to nothing, has been asked for again."""
         for _ in range(int(RETRY_SECONDS / POLL_SECONDS)):
-            if not self.unreferenced():
+            if not self.leftovers().unreferenced:
                 break
             await asyncio.sleep(POLL_SECONDS)
 
@@ -69,14 +70,18 @@ class World:
         for uid in [uid for uid, state in tracker.contexts.states.items() if state.open]:
             await tracker.observe(uid, Tick(at_ns=at_ns))
 
-    def unreferenced(self) -> set[bytes]:
-        """Chunks that lie in the cache, are proven to be ours, and that no context refers to."""
+    def leftovers(self) -> Leftovers:
+        """What lies in the cache, by what the proxy's books say of it."""
         index = self.up.runtime.tracker.contexts.index
-        found = set()
+        found = Leftovers(set(), set(), set())
         for key in self.model.engine.left():
             described = index.describe(self.namespace, key)
-            if described is not None and not described.references and set(described.flags) >= OWNED:
-                found.add(key)
+            if described is not None and described.references:
+                found.referred.add(key)
+            elif described is not None and set(described.flags) >= OWNED:
+                found.unreferenced.add(key)
+            else:
+                found.unproven.add(key)
         return found
 
 

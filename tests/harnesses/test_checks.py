@@ -1,17 +1,16 @@
 """Each count of a verdict is right where all went well, and each can fail."""
 
-from harnesses.checks import judge
+from harnesses.checks import Leftovers, judge
 from harnesses.truth import true_requests
 from tests.harnesses.books import Books, chunks
 
 
-def verdict(books, *, ended=(), left=frozenset(), unreferenced=frozenset(), removed=frozenset()):
+def verdict(books, *, ended=(), left=(), unreferenced=(), unproven=(), removed=()):
     return judge(
         true_requests(books.exchanges),
         books.events,
         ended=ended,
-        left=set(left),
-        unreferenced=set(unreferenced),
+        left=Leftovers(set(left) - {*unreferenced, *unproven}, set(unreferenced), set(unproven)),
         removed=set(removed),
         ends_of=lambda chat: [4 * (n + 1) for n in range(len(chat.messages) + 1)],
     )
@@ -120,7 +119,9 @@ def test_dead_chunks_are_zombies_if_nothing_refers_to_them_else_held():
     one = set(books.exchanges[1].computed.keys)
     assert verdict(books, ended=["main", "other"]).zombies == 0
     told = verdict(books, ended=["main", "other"], left=every, unreferenced=one)
-    assert (told.zombies, told.held) == (len(one), len(every - one))
+    assert (told.zombies, told.held, told.unproven) == (len(one), len(every - one), 0)
+    told = verdict(books, ended=["main", "other"], left=every, unproven=one)
+    assert (told.zombies, told.held, told.unproven) == (0, len(every - one), len(one))
 
 
 def test_what_a_living_context_holds_is_no_zombie():
