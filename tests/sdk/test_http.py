@@ -155,7 +155,7 @@ def test_a_key_and_an_address_need_not_be_told(server, model):
     client.close()
 
 
-# -- without a proxy ------------------------------------------------------------------------------------------
+# -- without a proxy -------------------------------------------------------------------------------------
 
 
 def agent(model: openai.OpenAI, client: Client, turns: int = 3) -> list[Any]:
