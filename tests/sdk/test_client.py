@@ -8,9 +8,9 @@ import sys
 import textwrap
 
 import pytest
+
 from kvtether import Client, Context
 from kvtether.client import default_client, origin_of
-
 from tests.architecture.deployment import REPOSITORY
 from tests.sdk.ops_server import SECONDS
 

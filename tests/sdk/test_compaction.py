@@ -1,8 +1,8 @@
 """A compaction is a call of its own, and then an edit."""
 
 import pytest
-from kvtether import Context, current
 
+from kvtether import Context, current
 from tests.sdk.ops_server import SECONDS, lifecycle_of
 
 

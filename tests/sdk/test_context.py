@@ -5,8 +5,8 @@ import threading
 from contextlib import ExitStack
 
 import pytest
-from kvtether import Client, Context, current
 
+from kvtether import Client, Context, current
 from proxy.lifecycle_fields import read_lifecycle_fields
 from tests.sdk.ops_server import SECONDS, lifecycle_of
 

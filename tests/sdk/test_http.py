@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import httpx2
-import kvtether.http
 import openai
 import pytest
-from kvtether import Client, Context
 
+import kvtether.http
+from kvtether import Client, Context
 from tests.sdk.ops_server import SECONDS, lifecycle_of
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
