@@ -4,10 +4,10 @@ import logging
 import threading
 
 import pytest
+
 from kvtether.connection import Connection
 from kvtether.exporter import CAPACITY, NO_SUCH_CONTEXT, Exporter
 from kvtether.ledger import Ledger
-
 from tests.sdk.ops_server import SECONDS
 
 
