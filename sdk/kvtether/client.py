@@ -1,5 +1,6 @@
 """The way to one proxy: where it is, whether it is there, and what travels to it."""
 
+import asyncio
 import atexit
 import logging
 import os
@@ -18,8 +19,8 @@ log = logging.getLogger("kvtether")
 FLUSH_SECONDS = 2.0
 """Longest that the end of the process waits for what is still to be sent."""
 
-ASK_SECONDS = 2.0
-"""Longest that a question is waited for."""
+ASK_SECONDS = 1.0
+"""Longest that a question waits for what goes before it, and as long again for its answer."""
 
 _MAX_CALLS_KEPT = 1024
 
@@ -42,6 +43,7 @@ class Client:
         if not base_url:
             found = os.environ.get("KVTETHER_URL") or os.environ.get("OPENAI_BASE_URL") or ""
             self.origin = origin_of(found)
+        self._lock = threading.Lock()
         self._calls: dict[str, tuple[weakref.ref[Ledger], str, int]] = {}
         self._exporter = Exporter(self._connect)
         _clients.add(self)
@@ -59,9 +61,10 @@ class Client:
 
     def rides(self, call_id: str, ledger: Ledger, source: str, seq: int) -> None:
         """Operations up to `seq` ride on a call; its answer will show whether they arrived."""
-        while len(self._calls) >= _MAX_CALLS_KEPT:
-            self._calls.pop(next(iter(self._calls)), None)
-        self._calls[call_id] = (weakref.ref(ledger), source, seq)
+        with self._lock:
+            while len(self._calls) >= _MAX_CALLS_KEPT:
+                del self._calls[next(iter(self._calls))]
+            self._calls[call_id] = (weakref.ref(ledger), source, seq)
 
     def serves(self, url: str) -> bool:
         """Whether a request to `url` goes to this client's proxy, as far as is known."""
@@ -80,22 +83,23 @@ class Client:
         if not self.origin or not self.serves(url):
             return
         self.present = there
-        rode = self._calls.pop(headers.get(CALL_HEADER, ""), None)
+        with self._lock:
+            rode = self._calls.pop(headers.get(CALL_HEADER, ""), None)
         if not there:
             return
-        if rode is not None:
-            ledger, source, seq = rode[0](), rode[1], rode[2]
-            if ledger is not None and LIFECYCLE_ERROR_HEADER not in headers:
-                ledger.not_before = 0.0
-                ledger.settle(source, seq)
+        ledger = rode[0]() if rode is not None else None
+        if rode is not None and ledger is not None:
+            if LIFECYCLE_ERROR_HEADER not in headers:
+                ledger.settle(rode[1], rode[2])
+            ledger.not_before = 0.0
         self._exporter.found()
 
     def cost(self, operation: Operation) -> int | None:
         """Tokens that must be prefilled again if an edit were made now; None if that is not known.
 
-        Asks the proxy and waits for it, a few seconds at most.
+        Asks the proxy, and waits for it two seconds at most.
         """
-        if not self.origin or self._exporter.failing:
+        if not self.origin or self._exporter.failing or not self.flush(ASK_SECONDS):
             return None
         connection = Connection(self.origin, self._key, ASK_SECONDS)
         answer = connection.post("dry-run", [operation], dry_run=True)
@@ -107,11 +111,21 @@ class Client:
         """Wait until every operation recorded so far is sent or given up; False if that took longer."""
         return self._exporter.flush(seconds)
 
+    async def aflush(self, seconds: float = FLUSH_SECONDS) -> bool:
+        """`flush` for coroutines."""
+        return await asyncio.to_thread(self.flush, seconds)
+
+    def close(self) -> None:
+        """Flush, and end the thread. Not needed at the end of a process; a later operation starts it anew."""
+        self._at_exit()
+        self._exporter.stop()
+
     def _at_exit(self) -> None:
         if not self._exporter.failing:
             self.flush()
 
     def _in_child(self) -> None:
+        self._lock = threading.Lock()
         self._calls.clear()
         self._exporter.renew()
 

@@ -15,15 +15,20 @@ log = logging.getLogger("kvtether")
 CAPACITY = 10_000
 """Operations that may wait to be sent."""
 
+STOP_SECONDS = 1.0
+"""Longest that an attempt under way is waited for when the thread is to end."""
+
 MAX_BATCH = 256
 """Operations in one request."""
 
 NO_SUCH_CONTEXT = "no such context"
 """The proxy's reason where a context's first call has not come yet."""
 
+UNKNOWN_SECONDS = 0.1, 5.0
+"""Between two attempts for a context that the proxy does not know yet: at first, and at most."""
+
 _BACKOFF_SECONDS = 0.2, 30.0
 _ABSENT_SECONDS = 60.0, 600.0
-_UNKNOWN_SECONDS = 0.1, 5.0
 _MAX_REFUSALS = 10
 
 
@@ -36,8 +41,14 @@ class Exporter:
     are said in one line of the log.
     """
 
-    def __init__(self, connect: Callable[[], Connection | None]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Connection | None],
+        unknown_seconds: tuple[float, float] = UNKNOWN_SECONDS,
+    ) -> None:
+        """`connect` answers None as long as nobody knows where to."""
         self._connect = connect
+        self._unknown_seconds = unknown_seconds
         self.renew()
 
     def renew(self) -> None:
@@ -49,6 +60,7 @@ class Exporter:
         self._wake = threading.Event()
         self._idle = False
         self._urgent = False
+        self._stopping = False
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._absences = 0
@@ -58,6 +70,8 @@ class Exporter:
     def take(self, entry: Entry) -> bool:
         """Queue an operation; False if there is no room. Never blocks."""
         if len(self._inbox) + len(self._backlog) >= CAPACITY:
+            if not self._said:
+                self._say("operations come faster than they can be sent; some are not told")
             return False
         self._inbox.append(entry)
         if self._thread is None:
@@ -70,7 +84,7 @@ class Exporter:
         with self._starting:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="kvtether", daemon=True)
-                self._thread = thread
+                self._thread, self._stopping = thread, False
                 try:
                     thread.start()
                 except RuntimeError:  # the interpreter is ending: nobody will send this any more
@@ -96,6 +110,14 @@ class Exporter:
         self._wake.set()
         return done.wait(seconds)
 
+    def stop(self) -> None:
+        """End the thread, whatever is left to send. It starts again with the next operation."""
+        thread = self._thread
+        if thread is not None:
+            self._stopping = True
+            self._wake.set()
+            thread.join(STOP_SECONDS)
+
     @property
     def failing(self) -> bool:
         """Whether the last attempt found nobody, or no answer."""
@@ -106,7 +128,7 @@ class Exporter:
     def _run(self) -> None:
         connection: Connection | None = None
         pause: float | None = None
-        while True:
+        while not self._stopping:
             # Whoever records wakes nobody while there is a moment at which this goes on by itself.
             self._idle = pause is None
             if not self._inbox or not self._idle:
@@ -124,6 +146,9 @@ class Exporter:
                 for done in self._flushes:
                     done.set()
                 self._flushes.clear()
+        if connection is not None:
+            connection.close()
+        self._thread = None
 
     def _collect(self) -> None:
         while self._inbox:
@@ -162,13 +187,17 @@ class Exporter:
         earliest = now + _BACKOFF_SECONDS[1]
         waiting: set[Ledger] = set()
         for entry in self._backlog:
+            if len(batch) == MAX_BATCH:
+                break
             if batch:
-                if entry.ledger is batch[0].ledger and len(batch) < MAX_BATCH:
+                if entry.ledger is batch[0].ledger:
                     batch.append(entry)
                 elif entry.operation.get("parent"):
                     break  # begins with what another context has by now: not to be overtaken by that one
                 continue
-            if entry.ledger in waiting:
+            parent = entry.operation.get("parent")
+            if entry.ledger in waiting or (parent and any(each.name == parent for each in waiting)):
+                waiting.add(entry.ledger)
                 continue
             due = max(0.0 if urgent else entry.due, entry.ledger.not_before)
             if due <= now:
@@ -214,7 +243,7 @@ class Exporter:
                 if ledger.refusals > _MAX_REFUSALS:
                     ledger.give_up()
                 else:
-                    ledger.not_before = now + _doubled(_UNKNOWN_SECONDS, ledger.refusals)
+                    ledger.not_before = now + _doubled(self._unknown_seconds, ledger.refusals)
                 return
             if reason:
                 log.debug("operation %s: %s", entry.operation, reason)

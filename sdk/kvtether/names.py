@@ -16,6 +16,9 @@ MAX_HEADER_BYTES = 4 * 1024
 MAX_RIDING_BYTES = 32 * 1024
 """Most that operations may take in the body of a call, as JSON."""
 
+MIN_OPERATION_BYTES = 32
+"""No operation is shorter."""
+
 _DIGEST_LENGTH = 32
 
 
