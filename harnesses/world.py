@@ -13,11 +13,12 @@ from lifecycle.core.ids import Namespace
 from lifecycle.core.observations import Tick
 from lifecycle.vocabulary import Mode
 from proxy.app import Serving, serving
-from proxy.config import CacheConfig, Config, Listener, ModelConfig, UpstreamConfig
+from proxy.config import AdminListener, CacheConfig, Config, Listener, ModelConfig, UpstreamConfig
 
 READY_SECONDS = 60.0
 SETTLE_SECONDS = 20.0
 POLL_SECONDS = 0.1
+RETRY_SECONDS = 40.0
 QUIET_POLLS = 8
 """The cache has come to rest if so many looks in a row see no directive under way and no chunk leave."""
 
@@ -53,6 +54,14 @@ class World:
             await asyncio.sleep(POLL_SECONDS)
         return False
 
+    async def retried(self) -> None:
+        """Until no chunk is left that nothing refers to, or one that was left alone for a while, because the
+        last directive about it came to nothing, has been asked for again."""
+        for _ in range(int(RETRY_SECONDS / POLL_SECONDS)):
+            if not self.unreferenced():
+                break
+            await asyncio.sleep(POLL_SECONDS)
+
     async def let_pass(self, seconds: float) -> None:
         """Let every context see that so much time has passed in which nothing came."""
         tracker = self.up.runtime.tracker
@@ -79,7 +88,7 @@ async def proxied_model(folder: Path, record: Path | None = None) -> AsyncIterat
         engine = model.engine
         config = Config(
             data=Listener(port=0),
-            admin=Listener(port=0),
+            admin=AdminListener(port=0),
             upstream=UpstreamConfig(url=model.url),
             models=(ModelConfig(path=str(engine.model_path), name=MODEL_NAME),),
             cache=CacheConfig(

@@ -96,11 +96,16 @@ class DirectiveOutcome(StrEnum):
 
 
 class IdentityRung(StrEnum):
-    """Which rung of the identity ladder named a call's context."""
+    """Which rung of the identity ladder named a call's context, the most trusted first."""
 
     EXPLICIT = "explicit"
+    DYNAMO = "dynamo"
+    CLAUDE_CODE = "claude_code"
+    CODEX = "codex"
     SESSION = "session"
+    GROUP = "group"
     LINEAGE = "lineage"
+    INFERENCE = "inference"
     NEW = "new"
 
 
@@ -114,6 +119,7 @@ CONTEXT_HEADER = "x-kv-context"
 CALL_HEADER = "x-kv-call"
 MAPPING_HEADER = "x-kv-mapping"
 BACKEND_HEADER = "x-kv-backend"
+HOOK_HEADER = "x-kv-hook"
 
 KV_TRANSFER_PARAMS = "kv_transfer_params"
 MAX_OFFLOAD_TOKENS = "lmcache.max_offload_tokens"

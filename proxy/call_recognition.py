@@ -7,11 +7,14 @@ from lifecycle.core.observations import AnswerFact
 from lifecycle.ports import IdSource
 from lifecycle.tracker import Tracker
 from proxy.answer_facts import AnswerFacts
+from proxy.context_finder import ContextFinder
 from proxy.followed_call import FollowedCall, MessageHasher
-from proxy.identity import LineageIndex, identify
+from proxy.harness_identity import NOTHING_SAID, HarnessCall
+from proxy.identity import LineageIndex
 from proxy.lifecycle_fields import LifecycleFields
 from proxy.limits import Limits
 from proxy.modes import Modes
+from proxy.relatives import Relatives
 from proxy.response_chains import ResponseChains
 from proxy.tracked_call import CallRequest
 
@@ -27,19 +30,26 @@ class CallRecognition:
         hasher: MessageHasher,
         ids: IdSource,
         limits: Limits,
+        relatives: Relatives,
     ) -> None:
         self._tracker = tracker
         self._modes = modes
-        self._lineage = lineage
-        self._hasher = hasher
+        self.finder = ContextFinder(lineage, hasher)
         self.chains = ResponseChains(hasher)
         self._ids = ids
         self._limits = limits
+        self._relatives = relatives
 
     def request(
-        self, tenant: str, namespace: Namespace, asked: FollowedCall, fields: LifecycleFields, harness: str
+        self,
+        tenant: str,
+        namespace: Namespace,
+        asked: FollowedCall,
+        fields: LifecycleFields,
+        harness: str,
+        said: HarnessCall = NOTHING_SAID,
     ) -> CallRequest:
-        """Find the call's context, or name the one to be opened.
+        """Find the call's context, or name the one to be opened. `said` is what its harness says of it.
 
         No limit fails a call: operations without room are left out, and a call that would open a context too
         many is served as a one-off of its own. The call's `x-kv-lifecycle-error` says so.
@@ -48,9 +58,13 @@ class CallRecognition:
         asked = self.chains.resolved(tenant, asked)
         if asked.compacts:
             # It is a call beside the context that it sums up, not one of it.
-            above = fields.ctx or fields.parent
+            above = fields.ctx or fields.parent or said.context_id
+            said = msgspec.structs.replace(said, context_id="")
             fields = msgspec.structs.replace(fields, ctx="", parent=above, call="", one_off=True)
-        identity = identify(tenant, fields, asked, self._lineage)
+        identity = self.finder.find(tenant, fields, asked, said)
+        errors = (*fields.errors, *said.errors)
+        closes = fields.close or (said.final and not identity.ends)
+        fields = msgspec.structs.replace(fields, one_off=identity.one_off, close=closes, errors=errors)
         call_id = fields.call or self._ids.new("call")
         context_id = identity.context_id or self._ids.new("ctx")
         known = self._tracker.contexts.find(ContextKey(tenant, context_id), namespace)
@@ -68,33 +82,32 @@ class CallRecognition:
             one_off, errors = True, (*fields.errors, f"{refusal}; the call is a one-off")
             fields = msgspec.structs.replace(fields, one_off=True, errors=errors)
         else:
-            self._lineage.observe_call(tenant, context_id, call_id, asked)
-        return CallRequest(
+            identity = msgspec.structs.replace(identity, context_id=context_id, one_off=one_off)
+            self.finder.given(tenant, identity, call_id, asked, said)
+        request = CallRequest(
             tenant=tenant,
             mode=self._modes.of_context(uid, namespace.model, tenant),
             arm=self._modes.arm_of(uid, namespace, tenant),
             harness=harness,
             namespace=namespace,
-            identity=msgspec.structs.replace(identity, context_id=context_id),
+            identity=msgspec.structs.replace(identity, context_id=context_id, one_off=one_off),
             uid=uid,
             call_id=call_id,
             awaits_plan=asked.num_prompts == 1 and not asked.compacts and (one_off or fields.seq is not None),
             asked=asked,
             fields=fields,
         )
+        if known is None:
+            self._relatives.began(request)
+        return request
 
     def answered(self, request: CallRequest, completed: bool, facts: AnswerFacts) -> tuple[AnswerFact, ...]:
         """The call is over: what its answer looks like when it comes back, and what its id stands for."""
-        asked = request.asked
-        answers = [self._hasher.shape(choice.message()) for choice in facts.choices] if completed else []
-        if asked.conversation is not None and facts.response_id:
-            answers = [
-                msgspec.structs.replace(a, tool_call_ids=(*a.tool_call_ids, facts.response_id))
-                for a in answers
-            ]
-        self._lineage.observe_end(request.tenant, request.identity.context_id, request.call_id, answers)
-        if completed:
-            self.chains.remember(request.tenant, asked, facts)
+        told, asked, tenant = facts if completed else None, request.asked, request.tenant
+        answers = self.finder.answered(tenant, request.identity, request.call_id, asked, told)
+        if told is not None:
+            self.chains.remember(tenant, asked, told)
+        self._relatives.ended(request, told)
         return tuple(AnswerFact(a.echo, a.tool_call_ids) for a in answers)
 
     def _within_op_limit(self, tenant: str, fields: LifecycleFields) -> LifecycleFields:

@@ -24,5 +24,7 @@ def read_chat(document: dict[str, Any], hasher: MessageHasher) -> Sequence[Follo
         num_choices=choices_of(document),
         wants_token_ids=document.get("return_token_ids") is True,
         lifecycle=document.get(LIFECYCLE_BODY_FIELD),
+        has_tools=bool(document.get("tools") or document.get("functions")),
+        written=tuple((message,) for message in messages),
     )
     return (call,)

@@ -20,6 +20,8 @@ from proxy.errors import ClientGone, InvalidRequest, ProxyError
 from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode_body
 from proxy.forward import Send, forward_call, pipe, raw_target, request_headers
 from proxy.harness import harness_of
+from proxy.harness_identity import read_harness_call
+from proxy.hooks_api import HOOKS_PATH, HooksApi
 from proxy.lifecycle_fields import read_lifecycle_fields
 from proxy.limits import Limits
 from proxy.merged_models import MODELS_PATH, answer_models
@@ -76,6 +78,7 @@ class DataApp:
         hasher: MessageHasher,
         metrics: Metrics,
         ops: OpsApi,
+        hooks: HooksApi,
         limits: Limits,
         salted: Set[str],
         max_body_bytes: int,
@@ -89,6 +92,7 @@ class DataApp:
         self._hasher = hasher
         self._metrics = metrics
         self._ops = ops
+        self._hooks = hooks
         self._limits = limits
         self._salted = salted
         self._max_body_bytes = max_body_bytes
@@ -99,7 +103,8 @@ class DataApp:
             return
         path: str = scope["path"]
         if path.startswith("/kv/"):
-            await self._ops(scope, receive, send)
+            app = self._hooks if path.startswith(HOOKS_PATH) else self._ops
+            await app(scope, receive, send)
             return
         self._metrics.in_flight.inc()
         try:
@@ -253,10 +258,10 @@ class DataApp:
     ) -> Sequence[TrackedCall]:
         said = read_lifecycle_fields(headers, asked[0].lifecycle)
         said = msgspec.structs.replace(said, pins=(*asked[0].pins, *said.pins))
-        harness = harness_of(headers)
+        harness, of_harness = harness_of(headers), read_harness_call(headers, asked[0].document)
         requests = [
             self._tracking.calls.request(
-                tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness
+                tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness, of_harness
             )
             for at, each in enumerate(asked)
         ]

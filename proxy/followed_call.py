@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from engine_bridge.mapping.normalise import BILLING_HEADER
 from engine_bridge.mapping.responses import Item
 from engine_bridge.mapping.service import Prompt
 from lifecycle.core.ids import DIGEST_BYTES
@@ -32,7 +33,13 @@ _HEAD_FIELDS = (
 )
 """What a template sees besides the messages, and what decides which template and tokenizer it is."""
 
+_MARKS = frozenset({"cache_control", "annotations", "id", "status"})
+"""Members of messages and parts that say nothing to a model, and change while the message stays."""
+
 _END_OF_THINKING = "</think>"
+
+MARK_BYTES = 8
+"""Length of the digest of a piece of text."""
 
 
 class NotFollowed(Exception):
@@ -80,7 +87,9 @@ class FollowedCall(msgspec.Struct, frozen=True, kw_only=True):
     client reads the engine's token ids itself, `tells_token_ids` that the API has them at all. `label_field`
     is the member of the body by which the engine takes a session's label, empty for none. `conversation` is
     what the API keeps by its answers' ids, None if it keeps nothing. `compacts` says that the answer is to
-    stand in place of the messages.
+    stand in place of the messages. `has_tools` says that the model may call tools, `system` digests the
+    instructions that stand beside the list. `written` are the messages themselves, each as the chat messages
+    that it becomes; those before the request's own, if there are any, are not among them.
     """
 
     document: Mapping[str, Any]
@@ -98,6 +107,9 @@ class FollowedCall(msgspec.Struct, frozen=True, kw_only=True):
     lifecycle: object = None
     conversation: Conversation | None = None
     compacts: bool = False
+    has_tools: bool = False
+    system: bytes = b""
+    written: tuple[Sequence[Mapping[str, Any]], ...] = ()
 
     @property
     def facts(self) -> tuple[MessageFact, ...]:
@@ -117,6 +129,7 @@ class MessageHasher:
         self._echo = blake2b(digest_size=DIGEST_BYTES, key=key, person=b"echo")
         self._head = blake2b(digest_size=DIGEST_BYTES, key=key, person=b"head")
         self._salt = blake2b(digest_size=DIGEST_BYTES, key=key, person=b"salt")
+        self._mark = blake2b(digest_size=MARK_BYTES, key=key, person=b"mark")
 
     def shape(self, message: Mapping[str, Any]) -> MessageShape:
         """The shape of one message. Raises `NotFollowed` if it has no role."""
@@ -151,6 +164,12 @@ class MessageHasher:
         digest.update(_encode([content or "", functions]))
         return digest.digest()
 
+    def mark(self, piece: str) -> bytes:
+        """Short digest of a piece of text, to find it again where it is quoted."""
+        digest = self._mark.copy()
+        digest.update(piece.encode("utf-8", "surrogatepass"))
+        return digest.digest()
+
     def salt(self, tenant: str, chosen: str) -> str:
         """Cache salt for a tenant, and for a salt that its client chose: nobody else can name it."""
         digest = self._salt.copy()
@@ -181,7 +200,7 @@ class MessageHasher:
             {name: document[name] for name in _HEAD_FIELDS if document.get(name) is not None}
         )
 
-    def digest_of(self, head: Mapping[str, Any]) -> bytes:
+    def digest_of(self, head: object) -> bytes:
         """Digest of a head that was picked by somebody who knows the API."""
         digest = self._head.copy()
         digest.update(_encode(head))
@@ -215,14 +234,22 @@ def decode_body(body: bytes) -> object:
 
 
 def _canonical_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    canonical = {name: value for name, value in message.items() if value is not None and value != []}
+    canonical = {
+        name: value
+        for name, value in message.items()
+        if value is not None and value != [] and name not in _MARKS
+    }
     reasoning = canonical.pop("reasoning_content", None)
     if reasoning is not None:
         canonical.setdefault("reasoning", reasoning)
     content = canonical.get("content")
-    if isinstance(content, list) and all(_is_text(part) for part in content):
-        content = "".join(part["text"] for part in content) if len(content) == 1 else content
-    if content in ("", None):
+    if isinstance(content, list):
+        content = [_unmarked(part) for part in content]
+        if len(content) == 1 and _is_text(content[0]):
+            content = content[0]["text"]
+    if canonical.get("role") == "system":
+        content = _without_billing(content)
+    if content in ("", None, []):
         canonical.pop("content", None)
     else:
         canonical["content"] = content
@@ -230,6 +257,24 @@ def _canonical_message(message: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(calls, list):
         canonical["tool_calls"] = [_canonical_call(call) for call in calls]
     return canonical
+
+
+def _unmarked(part: Any) -> Any:
+    if isinstance(part, dict) and not _MARKS.isdisjoint(part):
+        return {name: value for name, value in part.items() if name not in _MARKS}
+    return part
+
+
+def _without_billing(content: Any) -> Any:
+    """System content without the line by which Claude Code signs each conversation: engines drop it."""
+    if isinstance(content, str):
+        return content.partition("\n")[2] if content.startswith(BILLING_HEADER) else content
+    if isinstance(content, list) and any(
+        _is_text(p) and p["text"].startswith(BILLING_HEADER) for p in content
+    ):
+        texts = [{**p, "text": _without_billing(p["text"])} if _is_text(p) else p for p in content]
+        return [p for p in texts if not _is_text(p) or p["text"]]
+    return content
 
 
 def _canonical_call(call: object) -> object:

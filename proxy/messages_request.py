@@ -44,6 +44,9 @@ def read_messages(document: dict[str, Any], hasher: MessageHasher) -> Sequence[F
         label_field=ENGINE_EXTRA_ARGS,
         pins=tuple(leases(document)),
         lifecycle=document.get(LIFECYCLE_BODY_FIELD),
+        has_tools=bool(prompt.tools),
+        system=hasher.digest_of(prompt.system) if prompt.system else b"",
+        written=tuple(turn.messages for turn in prompt.turns),
     )
     return (call,)
 

@@ -52,6 +52,9 @@ def read_responses(document: dict[str, Any], hasher: MessageHasher) -> Sequence[
         stream=document.get("stream") is True,
         tells_token_ids=False,
         lifecycle=document.get(LIFECYCLE_BODY_FIELD),
+        has_tools=bool(document.get("tools")),
+        system=hasher.digest_of(prompt.instructions) if prompt.instructions else b"",
+        written=tuple((item.message,) for item in prompt.items),
         conversation=Conversation(
             items=prompt.items,
             shapes=shapes,

@@ -35,7 +35,6 @@ from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode, WaitKind
 from proxy.affinity import Placed
 from proxy.answer_facts import AnswerFacts, Usage
 from proxy.call_recognition import CallRecognition
-from proxy.compaction import Compactions
 from proxy.declarations import Declarations
 from proxy.followed_call import MessageHasher
 from proxy.identity import LineageIndex
@@ -44,6 +43,7 @@ from proxy.mailbox import Mailboxes
 from proxy.models import MappedModel
 from proxy.modes import Modes
 from proxy.prompt_mapper import PromptMapper
+from proxy.relatives import Relatives
 from proxy.shared_lineage import SharedLineage
 from proxy.tasks import Tasks
 from proxy.tracked_call import CallRequest, TrackedCall, Unmapped, can_be_labelled
@@ -79,8 +79,8 @@ class Tracking:
     ) -> None:
         self.tracker = tracker
         self.declarations = declarations
-        self.calls = CallRecognition(tracker, modes, lineage, hasher, ids, limits)
-        self._compactions = Compactions(tracker, declarations, tasks)
+        relatives = Relatives(tracker, declarations, mailboxes)
+        self.calls = CallRecognition(tracker, modes, lineage, hasher, ids, limits, relatives)
         self.lineage = SharedLineage(tracker, lineage)
         self._reclaimer = reclaimer
         self._verifier = verifier
@@ -310,8 +310,6 @@ class Tracking:
         if not call.answered.done():
             call.answered.set_result(facts)
         call.answers = self.calls.answered(request, end is CallEnd.COMPLETED, facts)
-        if end is CallEnd.COMPLETED:
-            self._compactions.answered(request, facts)
         self._post(call, lambda: self._record_end(call, end, facts, reason))
 
     async def _record_end(self, call: TrackedCall, end: CallEnd, facts: AnswerFacts, reason: str) -> None:

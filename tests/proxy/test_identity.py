@@ -2,8 +2,9 @@
 
 from lifecycle.vocabulary import IdentityRung
 from proxy.identity import Identity, identify
+from proxy.known_lists import Relation
 from proxy.lifecycle_fields import FieldOrigin, LifecycleFields
-from proxy.lineage import LineageIndex, Relation
+from proxy.lineage import LineageIndex
 from tests.proxy.conversations import HASHER, assistant, chat, system, user
 
 BASE = [system(), user("task")]

@@ -1,0 +1,299 @@
+"""What a call is for, told by the texts it quotes: a summary, a title, a subagent, the life after a summary.
+
+Lineage knows lists that go on. These do not: they begin anew and carry texts of another context. A subagent
+is told what stands in a tool call that is still unanswered; a one-off has no tools and quotes a history; a
+list that carries what was answered to such a one-off goes on with the history that it summed up. Only
+keyed marks of texts are kept, in memory and bounded.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import msgspec
+
+from proxy.answer_facts import ChoiceFact
+from proxy.followed_call import FollowedCall, MessageHasher
+from proxy.harness_identity import Groups, groups_differ
+from proxy.known_lists import Relation, system_of
+from proxy.list_chains import num_head
+from proxy.postings import Postings
+from proxy.text_marks import marks_of, texts_in_arguments, texts_of
+
+TOLD_BY_TOOL_CALL = "told_by_a_tool_call"
+CARRIES_SUMMARY = "carries_a_summary"
+QUOTES_HISTORY = "quotes_a_history"
+
+MESSAGES_MARKED = 64
+"""Messages of a call that are looked at, those at the end of its list; its first one is always."""
+
+MESSAGES_SUMMARY = 4
+"""Messages behind the head in which a summary of what was before them stands."""
+
+REPLAYED_ROLES = ("assistant", "tool")
+"""Whose messages repeat an answer, and what was done at its word, without being a summary."""
+
+MARKS_A_MESSAGE = 32
+MARKS_A_CONTEXT = 512
+MARKS_A_CALL = 512
+ANSWERS_KEPT = 8
+"""Answers of a context, and of one-offs beside it, that a later list may carry."""
+
+COMMONPLACE = 8
+"""What stands in more contexts than these is boilerplate, and tells of none of them."""
+
+SHARE_TOLD = 0.5
+"""Of a subagent's task, or of a tool call's texts, that must be found in the other."""
+
+SHARE_CARRIED = 0.5
+"""Of a summary that must be found in the list that goes on with it."""
+
+SHARE_QUOTED = 0.3
+"""Of a one-off that must be quoted, unless it quotes `MARKS_QUOTED` pieces."""
+
+MARKS_QUOTED = 4
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What a call is to the context `context_id`: `reason` names the evidence."""
+
+    relation: Relation
+    reason: str
+    context_id: str
+
+
+class _Texts:
+    """The marks of one context's texts."""
+
+    def __init__(self, tenant: str, context_id: str) -> None:
+        self.tenant = tenant
+        self.context_id = context_id
+        self.groups: Groups = ()
+        self.head = b""
+        self.system = b""
+        self.has_tools = False
+        self.instructed: frozenset[bytes] = frozenset()
+        self.said: dict[bytes, None] = {}
+        self.asked: dict[bytes, None] = {}
+        self.answers: deque[tuple[bool, tuple[bytes, ...]]] = deque()
+
+    @property
+    def num_marks(self) -> int:
+        return len(self.said) + len(self.asked) + sum(len(answer) for _, answer in self.answers)
+
+
+class Inference:
+    """The texts of the contexts that were used last, at most `max_marks` marks. Not thread-safe."""
+
+    def __init__(self, hasher: MessageHasher, max_marks: int = 400_000) -> None:
+        self._hasher = hasher
+        self._max_marks = max_marks
+        self._num_marks = 0
+        self._texts: OrderedDict[tuple[str, str], _Texts] = OrderedDict()
+        self._said = Postings()
+        self._asked = Postings()
+        self._answers = Postings()
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def find(self, tenant: str, call: FollowedCall, groups: Groups = ()) -> Finding | None:
+        """What the call is for, if its texts tell. Changes nothing.
+
+        Its list must be one that goes on with no other: that is for the lineage to say.
+        """
+        begin, end = self._begin(call), len(call.written)
+        summary = self.summary(tenant, call, groups)
+        if summary is not None or begin >= end:
+            return summary
+        told, *_ = self._marks(call, begin, begin + 1)
+        marks = dict.fromkeys(told)
+        for more in self._marks(call, max(begin + 1, end - MESSAGES_MARKED), end):
+            marks.update(dict.fromkeys(more))
+        quoting = self._one_off(tenant, call, list(islice(marks, MARKS_A_CALL)), groups)
+        sent = self._subagent(tenant, call, told, groups)
+        if quoting is None or (sent is not None and sent[1] >= quoting[1]):
+            return sent[0] if sent is not None else None
+        return quoting[0]
+
+    def summary(self, tenant: str, call: FollowedCall, groups: Groups = ()) -> Finding | None:
+        """Whether the list begins with a summary: with what was answered to a call of a context with the same
+        tools, or beside it. Then it stands in place of that context's history.
+
+        An answer of the context's own that comes back as such is none.
+        """
+        begin, before = self._begin(call), self._num_before(call)
+        end = min(begin + MESSAGES_SUMMARY, len(call.written))
+        found: dict[bytes, bool] = {}
+        for at, marks in enumerate(self._marks(call, 0, end)):
+            replayed = call.messages[before + at].fact.role in REPLAYED_ROLES
+            for mark in marks:
+                found[mark] = found.get(mark, True) and replayed
+        system, in_head = system_of(call), begin > 0
+        for texts, _ in self._carriers(tenant, self._answers, list(found), groups):
+            if texts.head != call.head or (texts.system != system and not in_head):
+                continue
+            for own, answer in reversed(texts.answers):
+                carried = sum(not (own and found[mark]) for mark in answer if mark in found)
+                if carried >= SHARE_CARRIED * len(answer):
+                    return Finding(Relation.COMPACTS, CARRIES_SUMMARY, texts.context_id)
+        return None
+
+    def observe_call(
+        self, tenant: str, context_id: str, call: FollowedCall, num_old: int, groups: Groups = ()
+    ) -> None:
+        """The call was given to this context; all but the first `num_old` messages are new to it."""
+        texts = self._texts.pop((tenant, context_id), None) or _Texts(tenant, context_id)
+        self._texts[tenant, context_id] = texts
+        texts.groups, texts.head, texts.has_tools = groups, call.head, call.has_tools
+        if texts.system != (system := system_of(call)) or not texts.said:
+            texts.system = system
+            heads = self._marks(call, 0, self._begin(call))
+            texts.instructed = frozenset(mark for each in heads for mark in each)
+        self._unask(texts)
+        before = self._num_before(call)
+        begin = max(num_old, num_head(call.messages)) - before
+        end = len(call.written)
+        for first, last in ((begin, begin + 1), (max(begin + 1, end - MESSAGES_MARKED), end)):
+            for marks in self._marks(call, max(0, first), min(last, end)):
+                self._say(texts, marks)
+        self._shrink()
+
+    def observe_end(
+        self, tenant: str, context_id: str, choices: Sequence[ChoiceFact], *, own: bool = True
+    ) -> None:
+        """A call was answered: one of the context's `own`, or of a one-off beside it."""
+        texts = self._texts.get((tenant, context_id))
+        if texts is None:
+            return
+        for choice in choices:
+            marks = marks_of(choice.content or "", self._hasher)
+            # What it only repeats is found in lists that carry no answer, too.
+            new = (m for m in marks if m not in texts.said and m not in texts.instructed)
+            answer = tuple(dict.fromkeys(islice(new, MARKS_A_MESSAGE)))
+            if answer:
+                self._answer(texts, own, answer)
+                if own:
+                    self._say(texts, answer)
+            for call in choice.tool_calls if own else ():
+                for text in texts_in_arguments(call.arguments):
+                    self._ask(texts, islice(marks_of(text, self._hasher), MARKS_A_MESSAGE))
+        self._shrink()
+
+    def forget(self, tenant: str, context_id: str) -> None:
+        """The context is over: nothing is beside it any more."""
+        texts = self._texts.pop((tenant, context_id), None)
+        if texts is not None:
+            self._drop(texts)
+
+    # -- evidence -----------------------------------------------------------------------------------------
+
+    def _subagent(
+        self, tenant: str, call: FollowedCall, told: Sequence[bytes], groups: Groups
+    ) -> tuple[Finding, int] | None:
+        """Its first message stands in a tool call that was not answered yet, or that call's text in it; one
+        that can do nothing is told all that it hears."""
+        for texts, hits in self._carriers(tenant, self._asked, told, groups):
+            least = min(len(told), len(texts.asked)) if call.has_tools else len(told)
+            if hits >= SHARE_TOLD * least:
+                return Finding(Relation.SUBAGENT, TOLD_BY_TOOL_CALL, texts.context_id), hits
+        return None
+
+    def _one_off(
+        self, tenant: str, call: FollowedCall, marks: Sequence[bytes], groups: Groups
+    ) -> tuple[Finding, int] | None:
+        """It has no tools to act with, and quotes somebody who has, or who has other instructions."""
+        if call.has_tools:
+            return None
+        system = system_of(call)
+        for texts, hits in self._carriers(tenant, self._said, marks, groups):
+            unlike = texts.has_tools or texts.system != system
+            if unlike and (hits >= MARKS_QUOTED or hits >= SHARE_QUOTED * len(marks)):
+                return Finding(Relation.ONE_OFF, QUOTES_HISTORY, texts.context_id), hits
+        return None
+
+    def _carriers(
+        self, tenant: str, postings: Postings, marks: Sequence[bytes], groups: Groups
+    ) -> Iterator[tuple[_Texts, int]]:
+        """Contexts with some of the marks, those with most of them first, the latest among equals."""
+        hits: Counter[str] = Counter()
+        for mark in marks:
+            carriers = postings.get((tenant, mark), COMMONPLACE + 1)
+            if len(carriers) <= COMMONPLACE:
+                hits.update(carriers)
+        for context_id, count in hits.most_common(COMMONPLACE):
+            texts = self._texts[tenant, context_id]
+            if not groups_differ(texts.groups, groups):
+                yield texts, count
+
+    # -- what is kept -------------------------------------------------------------------------------------
+
+    @classmethod
+    def _begin(cls, call: FollowedCall) -> int:
+        """The first written message behind the head."""
+        return max(0, num_head(call.messages) - cls._num_before(call))
+
+    @staticmethod
+    def _num_before(call: FollowedCall) -> int:
+        """How many messages of the list stand before those of which the texts are at hand."""
+        return max(0, len(call.messages) - len(call.written))
+
+    def _marks(self, call: FollowedCall, first: int, last: int) -> Iterator[Sequence[bytes]]:
+        for message in call.written[first:last]:
+            marks: Iterable[bytes] = (m for text in texts_of(message) for m in marks_of(text, self._hasher))
+            yield tuple(dict.fromkeys(islice(marks, MARKS_A_MESSAGE)))
+
+    def _say(self, texts: _Texts, marks: Iterable[bytes]) -> None:
+        for mark in marks:
+            if mark not in texts.said:
+                texts.said[mark] = None
+                self._num_marks += 1
+                self._said.add((texts.tenant, mark), texts.context_id)
+        while len(texts.said) > MARKS_A_CONTEXT:
+            oldest = next(iter(texts.said))
+            del texts.said[oldest]
+            self._num_marks -= 1
+            self._said.remove((texts.tenant, oldest), texts.context_id)
+
+    def _ask(self, texts: _Texts, marks: Iterable[bytes]) -> None:
+        for mark in marks:
+            if mark not in texts.asked and len(texts.asked) < MARKS_A_CONTEXT:
+                texts.asked[mark] = None
+                self._num_marks += 1
+                self._asked.add((texts.tenant, mark), texts.context_id)
+
+    def _unask(self, texts: _Texts) -> None:
+        for mark in texts.asked:
+            self._asked.remove((texts.tenant, mark), texts.context_id)
+        self._num_marks -= len(texts.asked)
+        texts.asked.clear()
+
+    def _answer(self, texts: _Texts, own: bool, answer: tuple[bytes, ...]) -> None:
+        texts.answers.append((own, answer))
+        self._num_marks += len(answer)
+        for mark in answer:
+            self._answers.add((texts.tenant, mark), texts.context_id)
+        if len(texts.answers) > ANSWERS_KEPT:
+            self._unanswer(texts)
+
+    def _unanswer(self, texts: _Texts) -> None:
+        _, answer = texts.answers.popleft()
+        self._num_marks -= len(answer)
+        kept = {mark for _, other in texts.answers for mark in other}
+        for mark in answer:
+            if mark not in kept:
+                self._answers.remove((texts.tenant, mark), texts.context_id)
+
+    def _shrink(self) -> None:
+        while self._num_marks > self._max_marks and len(self._texts) > 1:
+            _, oldest = self._texts.popitem(last=False)
+            self._drop(oldest)
+
+    def _drop(self, texts: _Texts) -> None:
+        self._unask(texts)
+        while texts.answers:
+            self._unanswer(texts)
+        for mark in texts.said:
+            self._said.remove((texts.tenant, mark), texts.context_id)
+        self._num_marks -= len(texts.said)
+        texts.said.clear()
