@@ -1,10 +1,14 @@
 """What the proxy's events say, held against what the harness really did and what lies in the cache."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any, TypeAlias
 
 import msgspec
 
+from engine_bridge.mapping.prompts import ChatPrompt
+from harnesses.conversation import text_of
+from harnesses.engine import Computed
 from harnesses.model_server import Exchange
 from harnesses.truth import Relation, TrueRequest, contexts
 from lifecycle.core.events import (
@@ -18,6 +22,8 @@ from lifecycle.core.events import (
 )
 from lifecycle.core.ids import KEY_BYTES, context_stream
 from lifecycle.core.observations import RemoveMessages, ReplaceMessages
+
+EndsOf: TypeAlias = Callable[[ChatPrompt], Sequence[int]]
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -127,10 +133,12 @@ def judge(
     ended: Iterable[str],
     left: set[bytes],
     removed: set[bytes],
+    ends_of: EndsOf,
     unreferenced: set[bytes],
 ) -> Verdict:
     """The counts of a run. `ended` are the contexts that are truly over; `left` is what the cache still holds
-    now, `unreferenced` what of it no context refers to, `removed` what it once held and gave up.
+    now, `unreferenced` what of it no context refers to, `removed` what it once held and gave up. `ends_of`
+    tells where head and messages of a prompt end in its tokens.
     """
     calls = matched(calls_seen(events), [each.exchange for each in requests])
     lasting = contexts(requests)
@@ -157,18 +165,46 @@ def judge(
         unmapped=sum(calls[n].num_tokens <= 0 for e in requests if (n := e.exchange.number) in calls),
         zombies=len(dead & unreferenced),
         held=len((dead & left) - unreferenced),
-        lost=lost(requests) + len((_needed(lasting, over) & removed) - left),
+        lost=lost(requests, ends_of) + len((_needed(lasting, over) & removed) - left),
         requests=len(requests),
     )
 
 
-def lost(requests: Sequence[TrueRequest]) -> int:
-    """Chunks that a context had at its last request, needed at its next, and that were gone by then."""
+def lost(requests: Sequence[TrueRequest], ends_of: EndsOf) -> int:
+    """Chunks that a context had at its last request, needed at its next, and that were gone by then.
+
+    Of a list that was edited only the messages before the edit live on: what comes in may begin with the same
+    words as what went out, but what went out was dead.
+    """
     gone = 0
     for each in requests:
-        if each.before is not None and each.exchange.computed is not None:
-            gone += len(set(each.exchange.computed.missing) & set(_keys(each.before)))
+        computed = each.exchange.computed
+        before = each.before.computed if each.before is not None else None
+        if computed is None or before is None:
+            continue
+        missing = set(computed.missing) & set(before.keys)
+        if missing:
+            living = computed.prompt_keys[: _living_chunks(before, computed, ends_of)]
+            gone += len(missing & set(living))
     return gone
+
+
+def _living_chunks(before: Computed, after: Computed, ends_of: EndsOf) -> int:
+    """How many chunks at the start of a prompt hold nothing but messages that were in the list before."""
+    if before.chat is None or after.chat is None:
+        return after.num_prompt_keys
+    earlier, later = ([_told(m) for m in each.chat.messages] for each in (before, after) if each.chat)
+    shared = next((n for n, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b), None)
+    shared = min(len(earlier), len(later)) if shared is None else shared
+    if shared == len(earlier):
+        return after.num_prompt_keys
+    return ends_of(after.chat)[shared] // after.chunk_tokens
+
+
+def _told(message: Mapping[str, Any]) -> tuple[object, ...]:
+    """What of a message makes it another one."""
+    calls = [call.get("function") for call in message.get("tool_calls") or ()]
+    return (message.get("role"), text_of(message.get("content")), message.get("tool_call_id"), calls)
 
 
 def _needed(lasting: Mapping[str, Sequence[TrueRequest]], over: set[str]) -> set[bytes]:

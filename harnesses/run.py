@@ -50,12 +50,12 @@ async def run_proxied(module: HarnessModule, environment: Environment) -> Outcom
     with tempfile.TemporaryDirectory(prefix="harness-") as name:
         folder = Path(name)
         async with proxied_model(folder, folder / "requests.jsonl") as world:
-            problem, output = await _drive(
+            problem, output = await drive(
                 module, environment, folder, world.up.data_url, world.up.admin_url, world.model
             )
             truth = read_truth(folder / "truth.jsonl")
             verdict = await _judged(world)
-            problem = problem or _unfinished(truth)
+            problem = problem or unfinished(truth)
             return Outcome(
                 module=module,
                 verdict=verdict,
@@ -70,7 +70,7 @@ async def run_recorded(module: HarnessModule, environment: Environment, recordin
     with tempfile.TemporaryDirectory(prefix="harness-") as name:
         folder = Path(name)
         async with scripted_model() as model:
-            await _drive(module, environment, folder, model.url, model.url, model)
+            await drive(module, environment, folder, model.url, model.url, model)
             return write_recording(recordings, module.name, true_requests(model.exchanges))
 
 
@@ -81,24 +81,27 @@ async def _judged(world: World) -> Verdict:
     requests = true_requests(world.model.exchanges)
     await world.let_pass(DOUBT_SECONDS + 1)
     await world.settle()
+    await world.retried()
     return judge(
         requests,
         world.heard,
         ended=contexts(requests),
         left=world.model.engine.left(),
         removed=world.model.engine.removed,
+        ends_of=world.model.engine.ends_of,
         unreferenced=world.unreferenced(),
     )
 
 
-def _unfinished(truth: list[Did]) -> str:
+def unfinished(truth: list[Did]) -> str:
+    """Why the task is not done by what the driver wrote; empty if it is."""
     if not truth or truth[-1].did != "done":
         return "it did not say that it was done"
     answer = str(truth[-1].told.get("answer", ""))
     return "" if "Finished" in answer else f"its last answer is not the task's: {answer[:80]!r}"
 
 
-async def _drive(
+async def drive(
     module: HarnessModule,
     environment: Environment,
     folder: Path,

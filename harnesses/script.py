@@ -36,7 +36,7 @@ _SUMMARY_ASKED_AMID_TOOLS = re.compile(
     r"conversation|create a (detailed |concise )?summary|provide a (detailed |concise )?summary",
     re.I,
 )
-_TITLE_ASKED = re.compile(r"\btitle\b|\btopic\b|conversation name", re.I)
+_TITLE_ASKED = re.compile(r"\btitles?\b|\btopic\b|conversation name", re.I)
 
 PROSE = (
     "The quick survey of the working tree found nothing out of place, the figures agree with the notes, and "

@@ -18,6 +18,7 @@ from proxy.config import AdminListener, CacheConfig, Config, Listener, ModelConf
 READY_SECONDS = 60.0
 SETTLE_SECONDS = 20.0
 POLL_SECONDS = 0.1
+RETRY_SECONDS = 40.0
 QUIET_POLLS = 8
 """The cache has come to rest if so many looks in a row see no directive under way and no chunk leave."""
 
@@ -52,6 +53,14 @@ class World:
             before = left
             await asyncio.sleep(POLL_SECONDS)
         return False
+
+    async def retried(self) -> None:
+        """Until no chunk is left that nothing refers to, or one that was left alone for a while, because the
+        last directive about it came to nothing, has been asked for again."""
+        for _ in range(int(RETRY_SECONDS / POLL_SECONDS)):
+            if not self.unreferenced():
+                break
+            await asyncio.sleep(POLL_SECONDS)
 
     async def let_pass(self, seconds: float) -> None:
         """Let every context see that so much time has passed in which nothing came."""

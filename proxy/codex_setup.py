@@ -1,7 +1,8 @@
 """Codex's settings: a provider in `config.toml`, and hooks in `hooks.json`.
 
 The TOML is never written anew, so that comments and order stay: our lines stand between marks, those that
-belong to no table at the top, the provider's table at the end.
+belong to no table at the top, the provider's table at the end. Codex itself puts what it remembers between
+the marks, too (it takes the last one for the end of the file): only what is known to be ours is taken out.
 """
 
 import re
@@ -43,7 +44,8 @@ EVENTS = (
 HOOK_SECONDS = 2
 
 _BEGIN, _END = "# >>> kvtether setup", "# <<< kvtether setup"
-_OURS = re.compile(rf"^{_BEGIN}\n.*?^{_END}\n", re.S | re.M)
+_MARKED = re.compile(rf"^{_BEGIN}\n(.*?)^{_END}\n", re.S | re.M)
+_OUR_KEYS = re.compile(rf'(model_provider = "{PROVIDER}"|model = .*)$')
 
 
 def codex_setup(environment: Mapping[str, str], base_url: str, model: str, *, remove: bool) -> Setup:
@@ -62,7 +64,7 @@ def codex_setup(environment: Mapping[str, str], base_url: str, model: str, *, re
 
 def _config(path: Path, base_url: str, model: str, remove: bool) -> tuple[SettingsFile, tuple[str, ...]]:
     before = read_text(path)
-    theirs = _OURS.sub("", before or "")
+    theirs = _MARKED.sub(_not_ours, before or "")
     known, had_ours = _parsed(path, theirs), theirs != (before or "")
     if remove:
         after = None if before is None or (had_ours and not theirs.strip()) else theirs
@@ -95,6 +97,18 @@ def _config(path: Path, base_url: str, model: str, remove: bool) -> tuple[Settin
     if _parsed(path, after) != expected:
         raise SetupProblem(f"{path} would not mean the same as before: put in by hand what is printed")
     return SettingsFile(path, before, after, head + _marked(table), had_ours), tuple(notes)
+
+
+def _not_ours(marked: re.Match[str]) -> str:
+    """What somebody else put between the marks."""
+    left, table = [], ""
+    for line in marked[1].splitlines(keepends=True):
+        if line.startswith("["):
+            table = line.strip()
+        ours = table == f"[model_providers.{PROVIDER}]" or (not table and _OUR_KEYS.match(line))
+        if not ours:
+            left.append(line)
+    return "".join(left)
 
 
 def _table(base_url: str) -> list[str]:

@@ -11,7 +11,8 @@ from proxy.harness_identity import NOTHING_SAID, HarnessCall
 from proxy.inference import Inference
 from proxy.known_lists import LineageMatch, Relation, Standing
 from proxy.lifecycle_fields import LifecycleFields
-from proxy.lineage import ANSWER_RETURNED, ONE_OFF_WENT_ON, LineageIndex
+from proxy.lineage import ANSWER_RETURNED, BY_BEGINNING, ONE_OFF_WENT_ON, LineageIndex
+from proxy.list_chains import num_head
 
 __all__ = ["Identity", "LineageIndex", "identify"]
 
@@ -72,6 +73,11 @@ def identify(
     if fields.one_off:
         return _declared_one_off(match)
     if match.relation in _TURNS and not match.lost_tools:
+        begins = match.relation is Relation.EDITS and match.shared <= num_head(call.messages)
+        summary = texts.summary(tenant, call, said.groups) if begins and texts is not None else None
+        if summary is not None and summary.context_id == match.context_id:
+            reason = f"{match.reason}; {summary.reason}"
+            match = msgspec.structs.replace(match, relation=summary.relation, reason=reason)
         return _of_lineage(match, said)
     if match.relation in _TURNS:
         return Identity(
@@ -81,7 +87,8 @@ def identify(
             one_off=True,
             relation=Relation.ONE_OFF,
         )
-    found = texts.find(tenant, call, said.groups) if texts is not None else None
+    anew = match.relation is Relation.UNRELATED or match.reason == BY_BEGINNING
+    found = texts.find(tenant, call, said.groups) if anew and texts is not None else None
     if found is not None:
         turn = found.relation is Relation.COMPACTS
         return Identity(
@@ -158,7 +165,7 @@ def _named(
     if standing.other_window:
         reason, relation = f"{reason}; another window", Relation.COMPACTS
     elif relation is Relation.EDITS and not standing.goes_on and texts is not None:
-        found = texts.find(tenant, call, said.groups)
+        found = texts.summary(tenant, call, said.groups)
         if found is not None and found.context_id == said.context_id:
             reason, relation = f"{reason}; {found.reason}", found.relation
     return Identity(rung=said.rung, reason=reason, context_id=said.context_id, relation=relation)

@@ -27,6 +27,12 @@ QUOTES_HISTORY = "quotes_a_history"
 MESSAGES_MARKED = 64
 """Messages of a call that are looked at, those at the end of its list; its first one is always."""
 
+MESSAGES_SUMMARY = 4
+"""Messages behind the head in which a summary of what was before them stands."""
+
+REPLAYED_ROLES = ("assistant", "tool")
+"""Whose messages repeat an answer, and what was done at its word, without being a summary."""
+
 MARKS_A_MESSAGE = 32
 MARKS_A_CONTEXT = 512
 MARKS_A_CALL = 512
@@ -63,17 +69,17 @@ class _Texts:
         self.tenant = tenant
         self.context_id = context_id
         self.groups: Groups = ()
-        self.model = ""
         self.head = b""
         self.system = b""
         self.has_tools = False
+        self.instructed: frozenset[bytes] = frozenset()
         self.said: dict[bytes, None] = {}
         self.asked: dict[bytes, None] = {}
-        self.answers: deque[tuple[bytes, ...]] = deque()
+        self.answers: deque[tuple[bool, tuple[bytes, ...]]] = deque()
 
     @property
     def num_marks(self) -> int:
-        return len(self.said) + len(self.asked) + sum(map(len, self.answers))
+        return len(self.said) + len(self.asked) + sum(len(answer) for _, answer in self.answers)
 
 
 class Inference:
@@ -96,17 +102,42 @@ class Inference:
 
         Its list must be one that goes on with no other: that is for the lineage to say.
         """
-        begin = max(0, num_head(call.messages) - self._num_before(call))
-        told, *_ = [*self._marks(call, begin, begin + 1), ()]
+        begin, end = self._begin(call), len(call.written)
+        summary = self.summary(tenant, call, groups)
+        if summary is not None or begin >= end:
+            return summary
+        told, *_ = self._marks(call, begin, begin + 1)
         marks = dict.fromkeys(told)
-        for more in self._marks(call, max(begin + 1, len(call.written) - MESSAGES_MARKED), len(call.written)):
+        for more in self._marks(call, max(begin + 1, end - MESSAGES_MARKED), end):
             marks.update(dict.fromkeys(more))
-        known = list(islice(marks, MARKS_A_CALL))
-        return (
-            self._subagent(tenant, told, groups)
-            or self._compaction(tenant, call, begin, known, groups)
-            or self._one_off(tenant, call, known, groups)
-        )
+        quoting = self._one_off(tenant, call, list(islice(marks, MARKS_A_CALL)), groups)
+        sent = self._subagent(tenant, call, told, groups)
+        if quoting is None or (sent is not None and sent[1] >= quoting[1]):
+            return sent[0] if sent is not None else None
+        return quoting[0]
+
+    def summary(self, tenant: str, call: FollowedCall, groups: Groups = ()) -> Finding | None:
+        """Whether the list begins with a summary: with what was answered to a call of a context with the same
+        tools, or beside it. Then it stands in place of that context's history.
+
+        An answer of the context's own that comes back as such is none.
+        """
+        begin, before = self._begin(call), self._num_before(call)
+        end = min(begin + MESSAGES_SUMMARY, len(call.written))
+        found: dict[bytes, bool] = {}
+        for at, marks in enumerate(self._marks(call, 0, end)):
+            replayed = call.messages[before + at].fact.role in REPLAYED_ROLES
+            for mark in marks:
+                found[mark] = found.get(mark, True) and replayed
+        system, in_head = system_of(call), begin > 0
+        for texts, _ in self._carriers(tenant, self._answers, list(found), groups):
+            if texts.head != call.head or (texts.system != system and not in_head):
+                continue
+            for own, answer in reversed(texts.answers):
+                carried = sum(not (own and found[mark]) for mark in answer if mark in found)
+                if carried >= SHARE_CARRIED * len(answer):
+                    return Finding(Relation.COMPACTS, CARRIES_SUMMARY, texts.context_id)
+        return None
 
     def observe_call(
         self, tenant: str, context_id: str, call: FollowedCall, num_old: int, groups: Groups = ()
@@ -114,8 +145,11 @@ class Inference:
         """The call was given to this context; all but the first `num_old` messages are new to it."""
         texts = self._texts.pop((tenant, context_id), None) or _Texts(tenant, context_id)
         self._texts[tenant, context_id] = texts
-        texts.groups, texts.model, texts.head = groups, call.model, call.head
-        texts.system, texts.has_tools = system_of(call), call.has_tools
+        texts.groups, texts.head, texts.has_tools = groups, call.head, call.has_tools
+        if texts.system != (system := system_of(call)) or not texts.said:
+            texts.system = system
+            heads = self._marks(call, 0, self._begin(call))
+            texts.instructed = frozenset(mark for each in heads for mark in each)
         self._unask(texts)
         before = self._num_before(call)
         begin = max(num_old, num_head(call.messages)) - before
@@ -133,9 +167,12 @@ class Inference:
         if texts is None:
             return
         for choice in choices:
-            answer = tuple(islice(marks_of(choice.content or "", self._hasher), MARKS_A_MESSAGE))
+            marks = marks_of(choice.content or "", self._hasher)
+            # What it only repeats is found in lists that carry no answer, too.
+            new = (m for m in marks if m not in texts.said and m not in texts.instructed)
+            answer = tuple(dict.fromkeys(islice(new, MARKS_A_MESSAGE)))
             if answer:
-                self._answer(texts, answer)
+                self._answer(texts, own, answer)
                 if own:
                     self._say(texts, answer)
             for call in choice.tool_calls if own else ():
@@ -151,39 +188,28 @@ class Inference:
 
     # -- evidence -----------------------------------------------------------------------------------------
 
-    def _subagent(self, tenant: str, told: Sequence[bytes], groups: Groups) -> Finding | None:
-        """Its first message stands in a tool call that was not answered yet."""
+    def _subagent(
+        self, tenant: str, call: FollowedCall, told: Sequence[bytes], groups: Groups
+    ) -> tuple[Finding, int] | None:
+        """Its first message stands in a tool call that was not answered yet, or that call's text in it; one
+        that can do nothing is told all that it hears."""
         for texts, hits in self._carriers(tenant, self._asked, told, groups):
-            if hits >= SHARE_TOLD * min(len(told), len(texts.asked)):
-                return Finding(Relation.SUBAGENT, TOLD_BY_TOOL_CALL, texts.context_id)
-        return None
-
-    def _compaction(
-        self, tenant: str, call: FollowedCall, begin: int, marks: Sequence[bytes], groups: Groups
-    ) -> Finding | None:
-        """It has the context's tools, and carries what was answered by it or beside it."""
-        heads = [mark for each in self._marks(call, 0, begin) for mark in each]
-        system = system_of(call)
-        found = dict.fromkeys((*heads, *marks))
-        for texts, _ in self._carriers(tenant, self._answers, list(found), groups):
-            if texts.head != call.head or (texts.system != system and not heads):
-                continue
-            for answer in reversed(texts.answers):
-                if sum(mark in found for mark in answer) >= SHARE_CARRIED * len(answer):
-                    return Finding(Relation.COMPACTS, CARRIES_SUMMARY, texts.context_id)
+            least = min(len(told), len(texts.asked)) if call.has_tools else len(told)
+            if hits >= SHARE_TOLD * least:
+                return Finding(Relation.SUBAGENT, TOLD_BY_TOOL_CALL, texts.context_id), hits
         return None
 
     def _one_off(
         self, tenant: str, call: FollowedCall, marks: Sequence[bytes], groups: Groups
-    ) -> Finding | None:
-        """It has no tools, or other instructions than whom it quotes, and none of its own to act with."""
+    ) -> tuple[Finding, int] | None:
+        """It has no tools to act with, and quotes somebody who has, or who has other instructions."""
         if call.has_tools:
             return None
         system = system_of(call)
         for texts, hits in self._carriers(tenant, self._said, marks, groups):
             unlike = texts.has_tools or texts.system != system
             if unlike and (hits >= MARKS_QUOTED or hits >= SHARE_QUOTED * len(marks)):
-                return Finding(Relation.ONE_OFF, QUOTES_HISTORY, texts.context_id)
+                return Finding(Relation.ONE_OFF, QUOTES_HISTORY, texts.context_id), hits
         return None
 
     def _carriers(
@@ -202,6 +228,11 @@ class Inference:
 
     # -- what is kept -------------------------------------------------------------------------------------
 
+    @classmethod
+    def _begin(cls, call: FollowedCall) -> int:
+        """The first written message behind the head."""
+        return max(0, num_head(call.messages) - cls._num_before(call))
+
     @staticmethod
     def _num_before(call: FollowedCall) -> int:
         """How many messages of the list stand before those of which the texts are at hand."""
@@ -210,7 +241,7 @@ class Inference:
     def _marks(self, call: FollowedCall, first: int, last: int) -> Iterator[Sequence[bytes]]:
         for message in call.written[first:last]:
             marks: Iterable[bytes] = (m for text in texts_of(message) for m in marks_of(text, self._hasher))
-            yield tuple(islice(marks, MARKS_A_MESSAGE))
+            yield tuple(dict.fromkeys(islice(marks, MARKS_A_MESSAGE)))
 
     def _say(self, texts: _Texts, marks: Iterable[bytes]) -> None:
         for mark in marks:
@@ -237,8 +268,8 @@ class Inference:
         self._num_marks -= len(texts.asked)
         texts.asked.clear()
 
-    def _answer(self, texts: _Texts, answer: tuple[bytes, ...]) -> None:
-        texts.answers.append(answer)
+    def _answer(self, texts: _Texts, own: bool, answer: tuple[bytes, ...]) -> None:
+        texts.answers.append((own, answer))
         self._num_marks += len(answer)
         for mark in answer:
             self._answers.add((texts.tenant, mark), texts.context_id)
@@ -246,9 +277,9 @@ class Inference:
             self._unanswer(texts)
 
     def _unanswer(self, texts: _Texts) -> None:
-        answer = texts.answers.popleft()
+        _, answer = texts.answers.popleft()
         self._num_marks -= len(answer)
-        kept = {mark for other in texts.answers for mark in other}
+        kept = {mark for _, other in texts.answers for mark in other}
         for mark in answer:
             if mark not in kept:
                 self._answers.remove((texts.tenant, mark), texts.context_id)

@@ -22,6 +22,7 @@ BY_ECHO = "answer_echoed"
 ANSWER_RETURNED = frozenset({BY_CALL_IDS, BY_ECHO})
 """Reasons that say: the context's latest answer came back."""
 
+BY_BEGINNING = "shared_beginning"
 ONE_OFF_REPEATED = "one_off_repeated"
 ONE_OFF_WENT_ON = "one_off_went_on"
 
@@ -212,6 +213,8 @@ class LineageIndex:
             if following is not None or not record.beside:
                 return None  # nothing of it is kept that could be shared
             return LineageMatch(Relation.ONE_OFF, ONE_OFF_REPEATED, record.beside)
+        if relation is Relation.CONTINUES and record.head != call.head:
+            relation = Relation.EDITS  # what stands before the messages is another: so is every token
         lost_tools = record.has_tools and not call.has_tools
         return LineageMatch(relation, reason, record.context_id, length, lost_tools)
 
@@ -223,10 +226,11 @@ class LineageIndex:
                 return Relation.CONTINUES, BY_CALL_IDS
             if following.echo and following.echo in record.echoes:
                 return Relation.CONTINUES, BY_ECHO
-        if record.in_flight or (record.answered and following is None):
+        begins = record.num_messages <= record.num_head + 1
+        if record.in_flight or (record.answered and following is None and begins):
             return Relation.FORKS, "list_in_use"
         if following is None:
-            return Relation.RETRIES, "same_list"
+            return Relation.RETRIES, "answer_dropped" if record.answered else "same_list"
         if not record.answered:
             return Relation.CONTINUES, "list_extended"
         if following.fact.role == "assistant":
@@ -278,7 +282,7 @@ class LineageIndex:
             shared = shared_messages(record.chain, chain)
             same = record.head == call.head and not record.one_off
             if same and (best is None or shared > best.shared):
-                best = LineageMatch(Relation.FORKS, "shared_beginning", record.context_id, shared)
+                best = LineageMatch(Relation.FORKS, BY_BEGINNING, record.context_id, shared)
         return best
 
     def _of(self, scope: Scope, context_ids: Sequence[str], groups: Groups) -> Iterator[KnownList]:
@@ -309,6 +313,7 @@ class LineageIndex:
 
 _RANK = {
     Relation.CONTINUES: 0,
+    Relation.EDITS: 0,
     Relation.RETRIES: 1,
     Relation.UNRELATED: 2,
     Relation.ONE_OFF: 3,

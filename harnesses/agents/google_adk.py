@@ -7,11 +7,11 @@ import subprocess
 import warnings
 
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-from google.adk.agents import LlmAgent  # noqa: E402
-from google.adk.apps.app import App, EventsCompactionConfig  # noqa: E402
-from google.adk.runners import InMemoryRunner  # noqa: E402
-from google.adk.tools.agent_tool import AgentTool  # noqa: E402
-from google.genai.types import Content, Part  # noqa: E402
+from google.adk.agents import LlmAgent
+from google.adk.apps.app import App, EventsCompactionConfig
+from google.adk.runners import InMemoryRunner
+from google.adk.tools.agent_tool import AgentTool
+from google.genai.types import Content, Part
 
 NAME = "google-adk"
 API = "chat"
@@ -19,7 +19,7 @@ PYTHON = "3.11"
 INTEGRATION = "adapter"
 
 # integration begins
-from kvtether.adapters.google_adk import KVTetherLiteLlm, KVTetherPlugin  # noqa: E402
+from kvtether.adapters.google_adk import KVTetherLiteLlm, KVTetherPlugin
 
 plugins = [KVTetherPlugin()]
 # integration ends
@@ -50,7 +50,11 @@ def model() -> KVTetherLiteLlm:
 
 async def main() -> None:
     helper = LlmAgent(
-        name="task", description="Ask a helper.", model=model(), instruction="You help.", tools=[shell, read_file]
+        name="task",
+        description="Ask a helper.",
+        model=model(),
+        instruction="You help.",
+        tools=[shell, read_file],
     )
     root = LlmAgent(
         name="root",

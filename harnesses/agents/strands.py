@@ -3,9 +3,6 @@
 import json
 import os
 import subprocess
-import sys
-
-sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # this file has the library's name
 
 from strands import Agent, tool
 from strands.agent.conversation_manager import SummarizingConversationManager
@@ -42,9 +39,7 @@ def read_file(path: str) -> str:
 
 def agent(name: str, tools: list, **options: object) -> Agent:
     client = {"base_url": os.environ["OPENAI_BASE_URL"], "api_key": "any"}
-    model = KVTetherModel(
-        client_args=client, model_id=os.environ["HARNESS_MODEL"], context_window_limit=4000
-    )
+    model = KVTetherModel(client_args=client, model_id=os.environ["HARNESS_MODEL"], context_window_limit=4000)
     return Agent(model=model, tools=tools, name=name, hooks=[hooks], callback_handler=None, **options)
 
 

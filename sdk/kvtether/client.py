@@ -87,11 +87,11 @@ class Client:
             rode = self._calls.pop(headers.get(CALL_HEADER, ""), None)
         if not there:
             return
-        if rode is not None:
-            ledger, source, seq = rode[0](), rode[1], rode[2]
-            if ledger is not None and LIFECYCLE_ERROR_HEADER not in headers:
-                ledger.not_before = 0.0
-                ledger.settle(source, seq)
+        ledger = rode[0]() if rode is not None else None
+        if rode is not None and ledger is not None:
+            if LIFECYCLE_ERROR_HEADER not in headers:
+                ledger.settle(rode[1], rode[2])
+            ledger.not_before = 0.0
         self._exporter.found()
 
     def cost(self, operation: Operation) -> int | None:

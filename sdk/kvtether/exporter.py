@@ -15,7 +15,7 @@ log = logging.getLogger("kvtether")
 CAPACITY = 10_000
 """Operations that may wait to be sent."""
 
-STOP_SECONDS = 6.0
+STOP_SECONDS = 1.0
 """Longest that an attempt under way is waited for when the thread is to end."""
 
 MAX_BATCH = 256
@@ -24,9 +24,11 @@ MAX_BATCH = 256
 NO_SUCH_CONTEXT = "no such context"
 """The proxy's reason where a context's first call has not come yet."""
 
+UNKNOWN_SECONDS = 0.1, 5.0
+"""Between two attempts for a context that the proxy does not know yet: at first, and at most."""
+
 _BACKOFF_SECONDS = 0.2, 30.0
 _ABSENT_SECONDS = 60.0, 600.0
-_UNKNOWN_SECONDS = 0.1, 5.0
 _MAX_REFUSALS = 10
 
 
@@ -39,8 +41,14 @@ class Exporter:
     are said in one line of the log.
     """
 
-    def __init__(self, connect: Callable[[], Connection | None]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Connection | None],
+        unknown_seconds: tuple[float, float] = UNKNOWN_SECONDS,
+    ) -> None:
+        """`connect` answers None as long as nobody knows where to."""
         self._connect = connect
+        self._unknown_seconds = unknown_seconds
         self.renew()
 
     def renew(self) -> None:
@@ -52,7 +60,7 @@ class Exporter:
         self._wake = threading.Event()
         self._idle = False
         self._urgent = False
-        self._stopping = threading.Event()
+        self._stopping = False
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._absences = 0
@@ -75,10 +83,8 @@ class Exporter:
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                thread = threading.Thread(
-                    target=self._run, args=(self._stopping,), name="kvtether", daemon=True
-                )
-                self._thread = thread
+                thread = threading.Thread(target=self._run, name="kvtether", daemon=True)
+                self._thread, self._stopping = thread, False
                 try:
                     thread.start()
                 except RuntimeError:  # the interpreter is ending: nobody will send this any more
@@ -107,14 +113,10 @@ class Exporter:
     def stop(self) -> None:
         """End the thread, whatever is left to send. It starts again with the next operation."""
         thread = self._thread
-        if thread is None:
-            return
-        self._stopping.set()
-        self._wake.set()
-        thread.join(STOP_SECONDS)
-        with self._starting:
-            self._thread = None
-            self._stopping = threading.Event()
+        if thread is not None:
+            self._stopping = True
+            self._wake.set()
+            thread.join(STOP_SECONDS)
 
     @property
     def failing(self) -> bool:
@@ -123,10 +125,10 @@ class Exporter:
 
     # -- the thread ---------------------------------------------------------------------------------------
 
-    def _run(self, stopping: threading.Event) -> None:
+    def _run(self) -> None:
         connection: Connection | None = None
         pause: float | None = None
-        while not stopping.is_set():
+        while not self._stopping:
             # Whoever records wakes nobody while there is a moment at which this goes on by itself.
             self._idle = pause is None
             if not self._inbox or not self._idle:
@@ -146,6 +148,7 @@ class Exporter:
                 self._flushes.clear()
         if connection is not None:
             connection.close()
+        self._thread = None
 
     def _collect(self) -> None:
         while self._inbox:
@@ -184,13 +187,16 @@ class Exporter:
         earliest = now + _BACKOFF_SECONDS[1]
         waiting: set[Ledger] = set()
         for entry in self._backlog:
+            if len(batch) == MAX_BATCH:
+                break
             if batch:
-                if entry.ledger is batch[0].ledger and len(batch) < MAX_BATCH:
+                if entry.ledger is batch[0].ledger:
                     batch.append(entry)
                 elif entry.operation.get("parent"):
                     break  # begins with what another context has by now: not to be overtaken by that one
                 continue
-            if entry.ledger in waiting or entry.operation.get("parent") in {each.name for each in waiting}:
+            parent = entry.operation.get("parent")
+            if entry.ledger in waiting or (parent and any(each.name == parent for each in waiting)):
                 waiting.add(entry.ledger)
                 continue
             due = max(0.0 if urgent else entry.due, entry.ledger.not_before)
@@ -237,7 +243,7 @@ class Exporter:
                 if ledger.refusals > _MAX_REFUSALS:
                     ledger.give_up()
                 else:
-                    ledger.not_before = now + _doubled(_UNKNOWN_SECONDS, ledger.refusals)
+                    ledger.not_before = now + _doubled(self._unknown_seconds, ledger.refusals)
                 return
             if reason:
                 log.debug("operation %s: %s", entry.operation, reason)

@@ -104,20 +104,20 @@ class MessageList(list[Any]):
 
     # -- the whole ----------------------------------------------------------------------------------------
 
-    def sync(self, messages: Iterable[Any]) -> None:
+    def sync(self, messages: Iterable[Any], key: Callable[[Any], Any] | None = None) -> None:
         """Become this list, and tell the edits that lead there: for lists that somebody else keeps.
 
-        Messages are the same if they are equal.
+        Messages are the same if they are equal; with `key`, such as their id, if what it answers is.
         """
         new = list(messages)
         with self._context.lock:
             old = list(self)
             super().__setitem__(slice(None), new)
-            self._tell(old)
+            self._tell(old, key)
 
-    def _tell(self, old: Sequence[Any]) -> None:
+    def _tell(self, old: Sequence[Any], key: Callable[[Any], Any] | None = None) -> None:
         length = len(old)
-        for start, stop, n in changes(old, self):
+        for start, stop, n in changes(old, self, key):
             if n == 0:
                 self._context.remove(start, stop)
             elif start == length:

@@ -25,18 +25,18 @@ def test_every_module_has_its_test(path):
 
 
 def test_no_module_is_too_long():
-    sources = modules(*PACKAGES, "migrations", "bench", "examples", "suites")
+    sources = modules(*PACKAGES, "migrations", "bench", "examples", "suites", "harnesses")
     lengths = {str(m): len((REPOSITORY / m).read_text().splitlines()) for m in sources}
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
 def test_no_module_has_a_name_that_says_nothing():
-    everything = modules(*PACKAGES, "migrations", "bench", "examples", "suites", "tests")
+    everything = modules(*PACKAGES, "migrations", "bench", "examples", "suites", "harnesses", "tests")
     assert [str(m) for m in everything if any(VAGUE.search(part) for part in (*m.parts[:-1], m.stem))] == []
 
 
 def test_packages_begin_with_a_docstring_and_hold_nothing_else():
-    for path in modules(*PACKAGES, "migrations", "bench", "suites"):
+    for path in modules(*PACKAGES, "migrations", "bench", "suites", "harnesses"):
         if path.name == "__init__.py":
             body = ast.parse((REPOSITORY / path).read_text()).body
             assert [type(node) for node in body] in ([], [ast.Expr]), path

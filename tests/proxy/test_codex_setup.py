@@ -75,6 +75,24 @@ def test_a_provider_that_is_chosen_already_stays_chosen(tmp_path: Path) -> None:
     assert any("codex -m tiny" in note for note in wanted.notes)
 
 
+def test_what_codex_puts_between_our_lines_stays_when_they_go(tmp_path: Path) -> None:
+    environment = settings(tmp_path, "# mine\n")
+    write_files(codex_setup(environment, URL, "tiny", remove=False).files)
+    path = tmp_path / "config.toml"
+    head, table, end = path.read_text().rpartition("# <<<")
+    remembered = '\n[projects."/src"]\ntrust_level = "trusted"\n'
+    head = head.replace("# <<<", 'model_reasoning_effort = "high"\n# <<<', 1)
+    path.write_text(head + remembered + table + end)
+    moved = codex_setup(environment, "http://10.0.0.1:1", "tiny", remove=False)
+    write_files(moved.files)
+    for text in (path.read_text(), codex_setup(environment, URL, "", remove=True).files[0].after or ""):
+        document = tomllib.loads(text)
+        assert document["projects"] == {"/src": {"trust_level": "trusted"}}
+        assert document["model_reasoning_effort"] == "high"
+        assert "# mine" in text
+    assert "model_providers" not in document
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -148,7 +148,9 @@ json_values = st.recursive(
         st.sampled_from(["user", "session_id", "prompt_cache_key", "metadata", "vllm_xargs"]), json_values
     ),
 )
-def test_nothing_that_is_said_fails_a_call(given: list[tuple[bytes, bytes]], document: dict[str, Any]) -> None:
+def test_nothing_that_is_said_fails_a_call(
+    given: list[tuple[bytes, bytes]], document: dict[str, Any]
+) -> None:
     read_harness_call(given, document)
 
 
@@ -162,7 +164,7 @@ def test_session_level_keys_group_and_the_strongest_decides() -> None:
     assert groups_differ(one, groups(user="other"))
     assert not groups_differ(one, groups(session_id="s"))
     assert not groups_differ(one, ())
-    assert groups_differ(
-        groups(metadata={"user_id": "u1"}), groups(metadata={"user_id": "u2"})
-    ), "whose session it is, in Anthropic's words"
+    assert groups_differ(groups(metadata={"user_id": "u1"}), groups(metadata={"user_id": "u2"})), (
+        "whose session it is, in Anthropic's words"
+    )
     assert not read({}, user=7, metadata=[]).groups

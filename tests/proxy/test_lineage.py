@@ -81,7 +81,16 @@ def test_the_same_list_while_it_is_in_flight_or_answered_is_a_fork() -> None:
     call_id = books.call("a", BASE)
     assert books.find(BASE) == (Relation.FORKS, "a", 2)
     books.end("a", call_id, assistant("Sure."))
-    assert books.find(BASE) == (Relation.FORKS, "a", 2)
+    assert books.find(BASE) == (Relation.FORKS, "a", 2), "many a conversation begins with the same words"
+
+
+def test_a_longer_list_that_comes_again_drops_its_answer() -> None:
+    books = Books()
+    history = [*BASE, assistant("One."), user("two?")]
+    call_id = books.call("a", history)
+    assert books.find(history) == (Relation.FORKS, "a", 4)
+    books.end("a", call_id, assistant("Two."))
+    assert books.find(history) == (Relation.RETRIES, "a", 4)
 
 
 def test_a_list_that_lacks_the_latest_answer_is_a_fork() -> None:
@@ -161,7 +170,8 @@ def test_other_tools_share_no_tokens_to_fork_from() -> None:
     books.call("a", BASE, assistant("Sure."))
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert books.find([*BASE, user("x")], tools=tools)[0] is Relation.UNRELATED
-    assert books.find([*BASE, assistant("Sure."), user("x")], tools=tools)[0] is Relation.CONTINUES
+    going_on = [*BASE, assistant("Sure."), user("x")]
+    assert books.find(going_on, tools=tools) == (Relation.EDITS, "a", 2), "an edit of all that was before"
 
 
 def test_tenants_and_models_do_not_meet() -> None:

@@ -35,5 +35,7 @@ def test_a_link_names_a_whole_beginning() -> None:
 
 
 def test_the_head_is_what_stands_before_the_first_other_message() -> None:
-    assert num_head(chat([system(), {"role": "developer", "content": "x"}, user("a"), system()]).messages) == 2
+    assert (
+        num_head(chat([system(), {"role": "developer", "content": "x"}, user("a"), system()]).messages) == 2
+    )
     assert num_head(chat([system()]).messages) == 1

@@ -1,0 +1,338 @@
+"""Inference is fed random lies: that costs prefills, and never a chunk that somebody holds.
+
+Agents send what agents send, and a liar says whose each call is: any context, any parent, a one-off, a turn.
+Recognition, tracker and reclaimer are the real ones, and so is time. What must hold is told by a model that
+knows neither trees nor branches, only who called, where a lie put it, and when:
+
+- nothing is deleted that any context holds, counted anew from every context;
+- what a call computed stays as long as the context it was given to may go on with it: until that context is
+  over, or a later call of it was answered *and* a minute passed, or one that came later still was answered,
+  too. Who is lied about is doubted first, and has his time to come back.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lifecycle.core.directives import Demote, Directive, DirectiveResult, Reclaim
+from lifecycle.core.events import ChunksConfirmed
+from lifecycle.core.ids import ContextKey, split_keys
+from lifecycle.core.observations import CallArrival, CallEnding, CallMapping, ContextOpened, FirstToken
+from lifecycle.reclaimer import Reclaimer
+from lifecycle.tracker import Tracker
+from lifecycle.vocabulary import DOUBT_SECONDS, LEASE_SECONDS, CallEnd, IdentityRung, Mode, Tier
+from proxy.answer_facts import AnswerFacts, ChoiceFact
+from proxy.call_recognition import CallRecognition
+from proxy.config import Config, LimitsConfig
+from proxy.context_finder import ContextFinder
+from proxy.declarations import Declarations
+from proxy.followed_call import FollowedCall
+from proxy.harness_identity import NOTHING_SAID, HarnessCall
+from proxy.identity import Identity, LineageIndex
+from proxy.known_lists import Relation
+from proxy.lifecycle_fields import LifecycleFields
+from proxy.limits import Limits
+from proxy.mailbox import Mailboxes
+from proxy.modes import Modes
+from proxy.relatives import Relatives
+from proxy.tasks import owned_tasks
+from proxy.tracked_call import CallRequest
+from tests.lifecycle.core.story import NAMESPACE, ROLES, SECOND, mapping_of
+from tests.lifecycle.fake_cache import FakeCache
+from tests.lifecycle.lives import CountedIds, ManualClock, books, replayed, started
+from tests.proxy.conversations import HASHER, chat
+
+WORDS = ["u1", "u2", "a1", "a2", "t1", "t2"]
+MAX_WORDS = 8
+PAUSES = [1.0, 30.0, DOUBT_SECONDS + 1, min(LEASE_SECONDS.values()) + 1]
+
+
+class Liar(ContextFinder):
+    """Says of a call what it likes, and at times the truth; it remembers honestly what became of it."""
+
+    def __init__(self, lie: Callable[[], Identity | None]) -> None:
+        super().__init__(LineageIndex(), HASHER)
+        self._lie = lie
+
+    def find(self, tenant: str, fields: LifecycleFields, asked: FollowedCall, said: HarnessCall) -> Identity:
+        return self._lie() or super().find(tenant, fields, asked, said)
+
+
+@dataclass
+class Computed:
+    """What the model knows of a call: where it was put, what it computed, and when. Times are None until
+    they come."""
+
+    uid: str
+    keys: frozenset[bytes]
+    one_off: bool
+    arrived: int
+    first: int | None = None
+    ended: int | None = None
+
+
+@dataclass
+class Model:
+    """Who may still come back for what."""
+
+    calls: list[Computed] = field(default_factory=list)
+    heard: dict[str, int] = field(default_factory=dict)
+
+    def hear(self, uid: str, now: int) -> None:
+        self.heard[uid] = now
+
+    def needed(self, call: Computed, now: int) -> bool:
+        """Whether what the call computed may still be gone on with."""
+        if call.ended is None:
+            return True
+        if call.first is None or call.one_off:
+            return False
+        if now - self.heard[call.uid] >= min(LEASE_SECONDS.values()) * SECOND:
+            return False
+        beside = [c for c in self.calls if c.uid == call.uid and c is not call and c.first is not None]
+        doubts = [c.first for c in beside if c.first is not None and c.first >= call.first]
+        if not doubts:
+            return True
+        since = min(doubts)
+        gone_on = any(c.arrived >= since and c.first is not None for c in beside)
+        return not gone_on and now - since < DOUBT_SECONDS * SECOND
+
+    def protected(self, now: int) -> set[bytes]:
+        return {key for call in self.calls if self.needed(call, now) for key in call.keys}
+
+
+class WatchedCache(FakeCache):
+    """Says before it frees a chunk who holds it, and tells of what it freed."""
+
+    def __init__(self, check: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._check = check
+        self.num_freed = 0
+
+    async def execute(
+        self,
+        directive: Directive,
+        still_dead: Callable[[bytes], bool],
+        token_ids: Callable[[], Sequence[int] | None],
+    ) -> DirectiveResult:
+        def watched(key: bytes) -> bool:
+            dead = still_dead(key)
+            if dead:
+                self._check(key)
+                self.num_freed += 1
+            return dead
+
+        return await super().execute(directive, watched, token_ids)
+
+
+@dataclass
+class Flying:
+    request: CallRequest
+    computed: Computed
+    attempt: int
+
+
+class World:
+    """Agents, the liar, and what stands behind them."""
+
+    def __init__(self, data: st.DataObject, tracker: Tracker, clock: ManualClock, mailboxes: Mailboxes):
+        self.data = data
+        self.tracker = tracker
+        self.clock = clock
+        self.mailboxes = mailboxes
+        self.model = Model()
+        self.cache = WatchedCache(self.check)
+        ids = CountedIds()
+        self.reclaimer = Reclaimer(tracker, self.cache, ids, lambda uid: Mode.ENFORCE, lambda namespace: "")
+        limits = Limits(tracker, LimitsConfig())
+        declarations = Declarations(
+            tracker, mailboxes, ids, limits, lambda: 0, lambda: self.cache.capabilities, lambda: NAMESPACE
+        )
+        relatives = Relatives(tracker, declarations, mailboxes)
+        modes = Modes(Config(mode=Mode.ENFORCE))
+        self.recognition = CallRecognition(tracker, modes, LineageIndex(), HASHER, ids, limits, relatives)
+        self.recognition.finder = Liar(self.lie)
+        self.agents: list[list[str]] = []
+        self.flying: list[Flying] = []
+        self.pending: list[Reclaim | Demote] = []
+
+    @property
+    def now(self) -> int:
+        return self.clock.now_ns()
+
+    def draw(self, strategy: st.SearchStrategy[Any]) -> Any:
+        return self.data.draw(strategy)
+
+    # -- what must hold -----------------------------------------------------------------------------------
+
+    def check(self, key: bytes) -> None:
+        for state in self.tracker.contexts.states.values():
+            assert all(key not in split_keys(v.keys) for v in state.versions.values()), "a context holds it"
+        assert key not in self.model.protected(self.now), "somebody may come back for it"
+
+    # -- lies ---------------------------------------------------------------------------------------------
+
+    def lie(self) -> Identity | None:
+        names = sorted({state.key.context_id for state in self.tracker.contexts.states.values()})
+        if self.draw(st.integers(0, 3)) == 0:
+            return None
+        known = st.sampled_from(["", *names])
+        return Identity(
+            rung=IdentityRung.INFERENCE,
+            reason="a lie",
+            context_id=self.draw(known),
+            parent=self.draw(known),
+            fork_at=self.draw(st.none() | st.integers(0, MAX_WORDS + 2)),
+            one_off=self.draw(st.sampled_from([False, False, True])),
+            relation=self.draw(st.sampled_from(list(Relation))),
+        )
+
+    # -- what happens -------------------------------------------------------------------------------------
+
+    async def call(self) -> None:
+        """An agent, new or known, sends its list: grown, cut, or as it was."""
+        number = self.draw(st.integers(0, len(self.agents)))
+        if number == len(self.agents):
+            self.agents.append(["s0"])
+        words = self.agents[number]
+        keep = self.draw(st.sampled_from([len(words), len(words), len(words), 1, 2]))
+        more = self.draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=2))
+        words = self.agents[number] = [*words[:keep], *more][:MAX_WORDS]
+        asked = chat([{"role": ROLES[w[0]], "content": w} for w in words])
+        request = self.recognition.request("t", NAMESPACE, asked, LifecycleFields(), "", NOTHING_SAID)
+        state = await self.opened(request)
+        await self.tracker.observe(
+            state.uid,
+            CallArrival(
+                at_ns=self.now,
+                call_id=request.call_id,
+                head=b"head",
+                messages=asked.facts,
+                one_off=request.fields.one_off,
+                closes=request.fields.close,
+            ),
+        )
+        mapping = mapping_of(words)
+        attempt = self.tracker.contexts.states[state.uid].attempts[request.call_id]
+        seen = CallMapping(at_ns=self.now, call_id=request.call_id, attempt=attempt, mapping=mapping)
+        await self.tracker.observe(state.uid, seen)
+        self.model.hear(state.uid, self.now)
+        one_off = self.tracker.contexts.states[state.uid].one_off
+        computed = Computed(state.uid, frozenset(split_keys(mapping.chunk_keys)), one_off, self.now)
+        self.model.calls.append(computed)
+        self.flying.append(Flying(request, computed, attempt))
+
+    async def opened(self, request: CallRequest) -> Any:
+        identity = request.identity
+        known = self.tracker.contexts.find(ContextKey("t", identity.context_id), NAMESPACE)
+        if known is not None:
+            return known
+        return await self.tracker.open(
+            ContextOpened(
+                at_ns=self.now,
+                uid=request.uid,
+                tenant="t",
+                context_id=identity.context_id,
+                namespace=NAMESPACE,
+                rung=identity.rung,
+                reason=identity.reason,
+                parent=identity.parent,
+                fork=identity.fork_at is not None,
+                upto=identity.fork_at,
+                one_off=request.fields.one_off,
+            ),
+            ContextKey("t", identity.parent) if identity.parent else None,
+        )
+
+    async def answer(self) -> None:
+        """A call in flight shows its first token, or ends."""
+        if not self.flying:
+            return
+        flying = self.draw(st.sampled_from(self.flying))
+        request, computed = flying.request, flying.computed
+        how = self.draw(st.sampled_from(["first", "end", "end", "fails"]))
+        if computed.first is None and how != "fails":
+            await self.first(flying)
+        if how == "first":
+            return
+        completed = how == "end"
+        word = self.draw(st.sampled_from(["a1", "a2"]))
+        facts = AnswerFacts(choices=(ChoiceFact(index=0, content=word),))
+        self.recognition.answered(request, completed, facts)
+        await self.tracker.observe(
+            computed.uid,
+            CallEnding(
+                at_ns=self.now,
+                call_id=request.call_id,
+                attempt=flying.attempt,
+                end=CallEnd.COMPLETED if completed else CallEnd.ABORTED,
+            ),
+        )
+        computed.ended = self.now
+        self.model.hear(computed.uid, self.now)
+        self.flying.remove(flying)
+
+    async def first(self, flying: Flying) -> None:
+        """The prompt is computed, and the cache stores it."""
+        seen = FirstToken(at_ns=self.now, call_id=flying.request.call_id, attempt=flying.attempt)
+        await self.tracker.observe(flying.computed.uid, seen)
+        flying.computed.first = self.now
+        run = b"".join(sorted(flying.computed.keys))
+        self.cache.store(run)
+        stored = ChunksConfirmed(
+            at_ns=self.now, namespace=NAMESPACE, keys=run, tiers=(Tier.L1, Tier.L2), stored=True
+        )
+        await self.tracker.record(NAMESPACE, [stored])
+
+    async def wait(self) -> None:
+        """Time passes."""
+        self.clock.advance(self.draw(st.sampled_from(PAUSES)))
+        await self.tracker.tick()
+
+    async def plan(self) -> None:
+        """The reclaimer plans; its delete may take until something else has happened."""
+        for directive, _ in self.reclaimer._planned():
+            await self.reclaimer.propose(directive)
+            self.pending.append(directive)
+        if self.draw(st.booleans()):
+            await self.deliver()
+
+    async def deliver(self) -> None:
+        """Deletes reach the cache."""
+        for directive in self.pending:
+            await self.reclaimer.execute(directive)
+        self.pending.clear()
+
+    async def live(self) -> None:
+        """One step after another, and then the end of everything."""
+        steps = [self.call, self.call, self.answer, self.answer, self.wait, self.plan, self.deliver]
+        for _ in range(self.draw(st.integers(1, 30))):
+            await self.draw(st.sampled_from(steps))()
+            await self.mailboxes.settled()
+            self.clock.advance(0.001)
+        while self.flying:
+            await self.answer()
+        await self.mailboxes.settled()
+        self.clock.advance(2 * max(LEASE_SECONDS.values()))
+        await self.tracker.tick()
+        await self.plan()
+        await self.deliver()
+        assert not any(state.versions for state in self.tracker.contexts.states.values())
+
+
+async def lives(data: st.DataObject) -> None:
+    tracker, clock = await started()
+    async with owned_tasks() as tasks:
+        world = World(data, tracker, clock, Mailboxes(tasks))
+        await world.live()
+    assert books(tracker.contexts) == books(await replayed(tracker._log))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_lie_frees_what_somebody_holds(data: st.DataObject) -> None:
+    asyncio.run(lives(data))
