@@ -95,9 +95,9 @@ class AgentContexts:
         finally:
             _conversation.reset(reset)
 
-    def beside(self, root: Context, agent: str) -> Context:
-        """The context of an agent that `root` handed its conversation to: the agent's own list of it."""
-        name = context_id(f"{root.name}:{agent}")
+    def beside(self, root: Context, agent: str, name: str = "") -> Context:
+        """The context of an agent that `root` handed its conversation or some work to: its own list of it."""
+        name = context_id(name or f"{root.name}:{agent}")
         with self._lock:
             found = self._known.pop(name, None)
             if found is None:
