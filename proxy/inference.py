@@ -106,9 +106,9 @@ class Inference:
         summary = self.summary(tenant, call, groups)
         if summary is not None or begin >= end:
             return summary
-        told, *_ = self._marks(call, begin, begin + 1)
+        told, *_ = self._marks(call, begin, begin + 1, quoting=True)
         marks = dict.fromkeys(told)
-        for more in self._marks(call, max(begin + 1, end - MESSAGES_MARKED), end):
+        for more in self._marks(call, max(begin + 1, end - MESSAGES_MARKED), end, quoting=True):
             marks.update(dict.fromkeys(more))
         quoting = self._one_off(tenant, call, list(islice(marks, MARKS_A_CALL)), groups)
         sent = self._subagent(tenant, call, told, groups)
@@ -238,10 +238,14 @@ class Inference:
         """How many messages of the list stand before those of which the texts are at hand."""
         return max(0, len(call.messages) - len(call.written))
 
-    def _marks(self, call: FollowedCall, first: int, last: int) -> Iterator[Sequence[bytes]]:
+    def _marks(
+        self, call: FollowedCall, first: int, last: int, *, quoting: bool = False
+    ) -> Iterator[Sequence[bytes]]:
         for message in call.written[first:last]:
-            marks: Iterable[bytes] = (m for text in texts_of(message) for m in marks_of(text, self._hasher))
-            yield tuple(dict.fromkeys(islice(marks, MARKS_A_MESSAGE)))
+            marks = (
+                mark for text in texts_of(message) for mark in marks_of(text, self._hasher, quoting=quoting)
+            )
+            yield tuple(dict.fromkeys(islice(marks, MARKS_A_CALL if quoting else MARKS_A_MESSAGE)))
 
     def _say(self, texts: _Texts, marks: Iterable[bytes]) -> None:
         for mark in marks:
