@@ -58,8 +58,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     `unfollowed` are requests that the proxy did not follow at all. Of what is dead by the truth and lies in
     the cache, `zombies` are chunks that no context refers to, `held` those of contexts whose lease is not
-    over, `unproven` those that the proxy does not know to be of its own calls, and so may not free. `lost` are chunks
-    that a living context needed again and found gone; there must be none.
+    over, `unproven` those that the proxy does not know to be of its own calls, and so may not free.
+    `lost` are chunks that a living context needed again and found gone; there must be none.
     """
 
     contexts_right: int = 0
