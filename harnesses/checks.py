@@ -147,12 +147,12 @@ def judge(
     *,
     ended: Iterable[str],
     left: Leftovers,
-    removed: set[bytes],
+    removed: Mapping[bytes, int],
     ends_of: EndsOf,
 ) -> Verdict:
     """The counts of a run. `ended` are the contexts that are truly over; `left` is what the cache still
-    holds, `removed` what it once held and gave up. `ends_of` tells where head and messages of a prompt end in
-    its tokens.
+    holds, `removed` what it once held and gave up, and when. `ends_of` tells where head and messages of a
+    prompt end in its tokens.
     """
     calls = matched(calls_seen(events), [each.exchange for each in requests])
     lasting = contexts(requests)
@@ -180,7 +180,7 @@ def judge(
         zombies=len(dead & left.unreferenced),
         held=len(dead & left.referred),
         unproven=len(dead & left.unproven),
-        lost=lost(requests, ends_of) + len((_needed(lasting, over) & removed) - left.all),
+        lost=lost(requests, ends_of) + len(_taken(lasting, over, removed) - left.all),
         requests=len(requests),
     )
 
@@ -188,8 +188,10 @@ def judge(
 def lost(requests: Sequence[TrueRequest], ends_of: EndsOf) -> int:
     """Chunks that a context had at its last request, needed at its next, and that were gone by then.
 
-    Of a list that was edited only the messages before the edit live on: what comes in may begin with the same
-    words as what went out, but what went out was dead.
+    Only what was freed since its last request counts: what was dead before may have come alive again without
+    being stored again, where the engine itself still had it. Of a list that was edited only the messages
+    before the edit live on: what comes in may begin with the same words as what went out, but what went out
+    was dead.
     """
     gone = 0
     for each in requests:
@@ -197,7 +199,8 @@ def lost(requests: Sequence[TrueRequest], ends_of: EndsOf) -> int:
         before = each.before.computed if each.before is not None else None
         if computed is None or before is None:
             continue
-        missing = set(computed.missing) & set(before.keys)
+        since = each.before.at_ns if each.before is not None else 0
+        missing = {key for key, at_ns in computed.missing.items() if at_ns > since} & set(before.keys)
         if missing:
             living = computed.prompt_keys[: _living_chunks(before, computed, ends_of)]
             gone += len(missing & set(living))
@@ -222,14 +225,16 @@ def _told(message: Mapping[str, Any]) -> tuple[object, ...]:
     return (message.get("role"), text_of(message.get("content")), message.get("tool_call_id"), calls)
 
 
-def _needed(lasting: Mapping[str, Sequence[TrueRequest]], over: set[str]) -> set[bytes]:
-    """What contexts that live on need in the cache: the prompts of their last answered requests."""
-    needed: set[bytes] = set()
+def _taken(
+    lasting: Mapping[str, Sequence[TrueRequest]], over: set[str], removed: Mapping[bytes, int]
+) -> set[bytes]:
+    """What was freed of the prompts of the last answered requests of contexts that live on."""
+    taken: set[bytes] = set()
     for ctx, of in lasting.items():
         last = of[-1].exchange
         if ctx not in over and last.answered_at and last.computed is not None:
-            needed |= set(last.computed.prompt_keys)
-    return needed
+            taken |= {key for key in last.computed.prompt_keys if removed.get(key, 0) > last.at_ns}
+    return taken
 
 
 def _keys(exchange: Exchange) -> tuple[bytes, ...]:

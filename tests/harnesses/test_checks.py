@@ -11,7 +11,7 @@ def verdict(books, *, ended=(), left=(), unreferenced=(), unproven=(), removed=(
         books.events,
         ended=ended,
         left=Leftovers(set(left) - {*unreferenced, *unproven}, set(unreferenced), set(unproven)),
-        removed=set(removed),
+        removed=dict.fromkeys(removed, 10**9),
         ends_of=lambda chat: [4 * (n + 1) for n in range(len(chat.messages) + 1)],
     )
 
@@ -138,6 +138,15 @@ def test_live_kv_is_lost_if_the_next_request_of_the_context_misses_it():
     later = books.request("first.......aaaaaaaamore", "main", uid="one", missing=[gone])
     assert later.computed.missing
     assert verdict(books, ended=["main"]).lost == 1
+
+
+def test_what_was_dead_when_it_was_freed_is_not_lost_though_it_came_alive_again():
+    books = Books()
+    books.begins("one")
+    gone = chunks("first.......")[1:2]
+    books.request("first.......", "main", uid="one", missing=gone)
+    books.request("first.......aaaaaaaamore", "main", uid="one", missing=gone, missing_since=-1)
+    assert verdict(books, ended=["main"]).lost == 0
 
 
 def test_words_that_come_back_after_an_edit_were_dead_and_are_not_lost():
