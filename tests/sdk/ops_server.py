@@ -74,6 +74,7 @@ class OpsServer:
         message = {"role": "assistant", "content": f"answer {len(self.calls)}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         document = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        document["usage"] = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
         if not self.is_proxy:
             return 200, document, {"content-type": "application/json"}
         said = lifecycle_of(headers) if LIFECYCLE_HEADER in headers else {}
@@ -93,6 +94,8 @@ class OpsServer:
             return self.status, {"error": "no"}
         if self.verdicts is not None:
             return 200, {"results": self.verdicts(body["source"], body["ops"])}
+        if "dry_run" in path:
+            return 200, {"results": [{"seq": op["seq"], "ctx": op["ctx"]} for op in body["ops"]]}
         with self.came:
             results = [self._apply(body["source"], operation) for operation in body["ops"]]
             self.came.notify_all()
