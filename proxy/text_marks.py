@@ -27,7 +27,6 @@ QUOTING_CHARS = 4
 """How many times as much is looked at where something quoted is sought: instructions stand around it."""
 
 _BORDERS = re.compile(r"""\\+[nrt"'/]|["`<>|*#\n\r\t]+|(?<=[.!?:;,])\s+|\s-\s""")
-_SPACES = re.compile(r"\s+")
 
 
 def marks_of(text: str, hasher: MessageHasher, *, quoting: bool = False) -> Iterator[bytes]:
@@ -39,7 +38,9 @@ def marks_of(text: str, hasher: MessageHasher, *, quoting: bool = False) -> Iter
         text = f"{text[: HEAD_CHARS * times]}\n{text[-TAIL_CHARS * times :]}"
     for piece in _BORDERS.split(text):
         if piece is not None and len(piece) >= MIN_PIECE:
-            piece = _SPACES.sub(" ", piece).strip(" .!?:;,'()[]{}-")
+            if "  " in piece:
+                piece = " ".join(piece.split())
+            piece = piece.strip(" .!?:;,'()[]{}-")
             if len(piece) >= MIN_PIECE:
                 yield hasher.mark(piece[:MAX_PIECE])
 
