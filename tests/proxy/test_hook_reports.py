@@ -64,12 +64,16 @@ async def test_a_compaction_takes_out_what_it_summed_up_and_nothing_else(tmp_pat
         assert length(it, CODEX) == 5
 
 
-async def test_of_a_claude_code_session_no_message_outlives_a_compaction(tmp_path: Path) -> None:
+async def test_of_others_nothing_but_instructions_outlives_a_compaction(tmp_path: Path) -> None:
+    main = session_context("ses_main")
     async with whole_proxy(tmp_path) as it:
         await it.chat(LIST, lifecycle(ctx=CLAUDE))
         await told(it, "claude-code", claude_code("PreCompact"))
         await told(it, "claude-code", claude_code("PostCompact"))
-        assert length(it, CLAUDE) == 0
+        await it.chat([system("be brief"), *LIST], lifecycle(ctx=main))
+        await told(it, "opencode", opencode("session.compacting", sessionID="ses_main"))
+        await told(it, "opencode", opencode("session.compacted", sessionID="ses_main"))
+        assert (length(it, CLAUDE), length(it, main)) == (0, 1)
 
 
 async def test_a_compaction_that_is_told_after_its_list_was_seen_changes_nothing(tmp_path: Path) -> None:
@@ -169,3 +173,28 @@ async def test_hooks_are_numbered_by_the_books_beside_the_agents_own_operations(
         await told(it, "codex", codex("SessionEnd"))
         applied = [(e.source, e.operation.seq) for e in await it.events(OperationApplied)]
         assert applied == [("s", 1), ("hooks:codex", 1), ("hooks:codex", 2)]
+
+
+async def test_the_call_between_the_hooks_of_a_compaction_is_a_one_off(tmp_path: Path) -> None:
+    session = {"x-claude-code-session-id": SESSION}
+    async with whole_proxy(tmp_path) as it:
+        await it.chat(LIST, session)
+        await told(it, "claude-code", claude_code("PreCompact"))
+        asked = await it.chat([*LIST, assistant("ok"), user("sum it up")], session)
+        assert asked.headers["x-kv-context"] != CLAUDE
+        assert it.context(asked.headers["x-kv-context"]).one_off
+        await told(it, "claude-code", claude_code("PostCompact"))
+        assert length(it, CLAUDE) == 0
+        after = await it.chat([user("a summary"), user("go on")], session)
+        assert after.headers["x-kv-context"] == CLAUDE
+
+
+async def test_a_compaction_that_was_given_up_leaves_the_next_turn_a_turn(tmp_path: Path) -> None:
+    session = {"x-claude-code-session-id": SESSION}
+    async with whole_proxy(tmp_path) as it:
+        await it.chat(LIST, session)
+        await told(it, "claude-code", claude_code("PreCompact"))
+        await told(it, "claude-code", claude_code("UserPromptSubmit", prompt="go on"))
+        after = await it.chat([*LIST, assistant("ok"), user("go on")], session)
+        assert after.headers["x-kv-context"] == CLAUDE
+        assert length(it, CLAUDE) == 5
