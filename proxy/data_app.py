@@ -21,6 +21,7 @@ from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode
 from proxy.forward import Send, forward_call, pipe, raw_target, request_headers
 from proxy.harness import harness_of
 from proxy.harness_identity import read_harness_call
+from proxy.hooks_api import HOOKS_PATH, HooksApi
 from proxy.lifecycle_fields import read_lifecycle_fields
 from proxy.limits import Limits
 from proxy.merged_models import MODELS_PATH, answer_models
@@ -77,6 +78,7 @@ class DataApp:
         hasher: MessageHasher,
         metrics: Metrics,
         ops: OpsApi,
+        hooks: HooksApi,
         limits: Limits,
         salted: Set[str],
         max_body_bytes: int,
@@ -90,6 +92,7 @@ class DataApp:
         self._hasher = hasher
         self._metrics = metrics
         self._ops = ops
+        self._hooks = hooks
         self._limits = limits
         self._salted = salted
         self._max_body_bytes = max_body_bytes
@@ -100,7 +103,8 @@ class DataApp:
             return
         path: str = scope["path"]
         if path.startswith("/kv/"):
-            await self._ops(scope, receive, send)
+            app = self._hooks if path.startswith(HOOKS_PATH) else self._ops
+            await app(scope, receive, send)
             return
         self._metrics.in_flight.inc()
         try:
