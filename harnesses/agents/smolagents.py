@@ -3,9 +3,6 @@
 import json
 import os
 import subprocess
-import sys
-
-sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # this file has the library's name
 
 from smolagents import ActionStep, ToolCallingAgent, tool
 from smolagents.memory import FinalAnswerStep

@@ -3,9 +3,6 @@
 import json
 import os
 import subprocess
-import sys
-
-sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # this file has the library's name
 
 from strands import Agent, tool
 from strands.agent.conversation_manager import SummarizingConversationManager

@@ -76,10 +76,12 @@ class Connection:
                 self._peer.close()
                 response = self._exchange(path, body)
             raw = response.read(_MAX_ANSWER_BYTES)
+            if response.length:
+                raise http.client.IncompleteRead(raw, response.length)
         except (OSError, http.client.HTTPException) as error:
             self._peer.close()
             return Answer(Verdict.AGAIN, detail=str(error) or type(error).__name__)
-        if response.will_close or not response.isclosed():
+        if response.will_close:
             self._peer.close()
         return _read(response, raw, len(operations))
 

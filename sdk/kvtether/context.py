@@ -25,7 +25,7 @@ from kvtether.names import (
     context_id,
     label,
 )
-from kvtether.structured_fields import dictionary
+from kvtether.structured_fields import Token, dictionary
 
 LINGER_SECONDS = 0.05
 """How long an operation waits for a call to ride on."""
@@ -151,7 +151,6 @@ class Context:
                 child._record(operation | child._labels())
                 if one_off:
                     child._record({"op": "one_off", "seq": 0, "ctx": child.name})
-                self._forks = [fork for fork in self._forks if not fork.settled]
                 self._forks.append(child._ledger)
                 self.client.kick()
             return child
@@ -193,8 +192,7 @@ class Context:
 
     def waiting(self, kind: WaitKind, tool: str = "", eta: float | None = None) -> None:
         """What the agent waits for now, and for how many seconds it probably will."""
-        if kind not in _WAIT_KINDS:
-            raise ValueError(f"kind is one of {', '.join(_WAIT_KINDS)}")
+        _check_wait(kind)
         operation: Operation = {"op": "waiting", "seq": 0, "ctx": self.name, "kind": kind}
         if tool:
             operation["tool"] = label(tool)
@@ -231,21 +229,42 @@ class Context:
 
     # -- calls --------------------------------------------------------------------------------------------
 
-    def headers(self, *, call: str = "", close: bool = False) -> dict[str, str]:
-        """Headers for one call. Retries of it may carry the same.
+    def headers(
+        self,
+        *,
+        call: str = "",
+        waiting: WaitKind | None = None,
+        tool: str = "",
+        eta: float | None = None,
+        close: bool = False,
+    ) -> dict[str, str]:
+        """Headers for one call. Retries of it carry the same.
 
-        `close`: the context ends with this call. Operations that the proxy may not have yet are sent beside.
+        `waiting`, `tool` and `eta` say what the agent will wait for after it; `close` ends the context with
+        it. Operations that the proxy may not have yet are sent at once, by the way of their own.
         """
-        headers, _ = self._for_call(call, close, riding=False)
+        headers, _ = self._for_call(False, call, waiting, tool, eta, close)
         return headers
 
-    def call(self, *, call: str = "", close: bool = False) -> dict[str, Any]:
+    def call(
+        self,
+        *,
+        call: str = "",
+        waiting: WaitKind | None = None,
+        tool: str = "",
+        eta: float | None = None,
+        close: bool = False,
+    ) -> dict[str, Any]:
         """`extra_headers` and `extra_body` for one call of an OpenAI or Anthropic client whose base URL is
-        the proxy's. The body is None unless a proxy was seen there and operations ride on the call."""
-        headers, body = self._for_call(call, close, riding=True)
+        the proxy's; see `headers`. The body is None unless a proxy was seen there and operations ride."""
+        headers, body = self._for_call(True, call, waiting, tool, eta, close)
         return {"extra_headers": headers, "extra_body": body}
 
-    def _for_call(self, call: str, close: bool, riding: bool) -> tuple[dict[str, str], dict[str, Any] | None]:
+    def _for_call(
+        self, riding: bool, call: str, waiting: WaitKind | None, tool: str, eta: float | None, close: bool
+    ) -> tuple[dict[str, str], dict[str, Any] | None]:
+        if waiting is not None:
+            _check_wait(waiting)
         ledger = self._ledger
         with ledger.lock:
             first, self._begun, self._called = not self._begun, True, True
@@ -253,9 +272,11 @@ class Context:
             source, seq, unsettled = ledger.before_call()
             if first:
                 ledger.not_before = time.monotonic() + FIRST_CALL_SECONDS
-                for operation in self._early:
+                early, self._early = self._early, []
+                for operation in early:
                     self._record(operation)
-            self._forks = [fork for fork in self._forks if not fork.settled]
+            # Nothing may overtake a fork that begins with what the list was before.
+            self._forks = [fork for fork in self._forks if fork.opening]
             riding = riding and self.client.present and not self._forks
         call_id = call or f"{source}.{next(_calls)}"
         fields: dict[str, str | int | float | bool] = {"ctx": self.name, "call": call_id}
@@ -264,6 +285,10 @@ class Context:
             if self.fork_at is not None:
                 fields["fork_at"] = self.fork_at
         fields |= {key: True for key, said in (("one_off", self.is_one_off), ("close", close)) if said}
+        if waiting is not None:
+            fields["waiting"] = Token(waiting)
+            fields |= {"tool": label(tool)} if tool else {}
+            fields |= {"eta": max(0.0, float(eta))} if eta is not None else {}
         if seq:
             fields |= {"source": source, "seq": seq}
         fields |= self._labels()
@@ -282,6 +307,8 @@ class Context:
         Asks the proxy, and waits for its answer a few seconds at most.
         """
         _check_span(start, stop)
+        if start == stop and not n:
+            return 0
         if not self._begun:
             return None
         operation: Operation = {"op": "remove", "seq": 1, "ctx": self.name, "span": [start, stop]}
@@ -343,6 +370,11 @@ def _check_span(start: int, stop: int) -> None:
         raise ValueError(f"[{start}, {stop}) is no span")
 
 
+def _check_wait(kind: str) -> None:
+    if kind not in _WAIT_KINDS:
+        raise ValueError(f"one waits for one of {', '.join(_WAIT_KINDS)}")
+
+
 def _wire(span: Span) -> list[int] | str:
     if isinstance(span, str):
         if span not in ("system", "tools"):
@@ -363,5 +395,5 @@ def _within_limit(fields: dict[str, str | int | float | bool]) -> str:
     """The header; labels are left out where it would be longer than the proxy reads."""
     value = dictionary(fields)
     if len(value) > MAX_HEADER_BYTES:
-        value = dictionary({k: v for k, v in fields.items() if k not in ("agent", "flow")})
+        value = dictionary({k: v for k, v in fields.items() if k not in ("agent", "flow", "tool")})
     return value

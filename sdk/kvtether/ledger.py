@@ -82,6 +82,11 @@ class Ledger:
             while self._unsettled and self._unsettled[0]["seq"] <= seq:
                 self._unsettled.popleft()
 
+    @property
+    def opening(self) -> bool:
+        """Whether the first operation is on its way still."""
+        return bool(self._unsettled) and not self.settled
+
     def give_up(self) -> None:
         """Forget what is on its way. The numbering begins anew, so that no gap is waited for."""
         with self.lock:

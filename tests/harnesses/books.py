@@ -6,6 +6,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from engine_bridge.mapping.prompts import ChatPrompt
 from harnesses.conversation import CHAT
 from harnesses.engine import Computed
 from harnesses.model_server import TRUTH_HEADER, Exchange
@@ -52,15 +53,18 @@ class Books:
         uid: str = "",
         kind: str = "step",
         missing: Sequence[bytes] = (),
+        missing_since: int = 0,
         answer: str = "",
         task_id: str = "",
         one_off: bool = False,
         headers: Sequence[tuple[str, str]] = (),
         body: Any = None,
+        messages: Sequence[str] = (),
     ) -> Exchange:
         """A request, by the truth of a context, that the proxy took for `uid`'s; empty: did not follow."""
         number = len(self.exchanges)
         told = prompt + TAIL
+        chat = ChatPrompt(messages=[{"role": "user", "content": each} for each in messages])
         reply = Reply(kind, answer or f"answer {number}", (), task_id)
         exchange = Exchange(
             number=number,
@@ -72,7 +76,13 @@ class Books:
             body=body or {},
             answer=new_answer("a-", "c-", reply, "m", 0),
             computed=Computed(
-                array("I", map(ord, told)), chunks(told + "answer.."), len(told) // CHUNK, tuple(missing), ""
+                array("I", map(ord, told)),
+                chunks(told + "answer.."),
+                len(told) // CHUNK,
+                dict.fromkeys(missing, missing_since or number * 1000 - 1),
+                "",
+                CHUNK,
+                chat,
             ),
             answered_at=number + 0.5,
         )
