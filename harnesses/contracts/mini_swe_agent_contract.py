@@ -10,15 +10,14 @@ os.environ |= {
     "MSWEA_GLOBAL_CONFIG_DIR": os.environ["HOME"],
     "MSWEA_SILENT_STARTUP": "1",
 }
+from kvtether import Context
+from kvtether.adapters.mini_swe_agent import KVTetherAgent, KVTetherModel
 from minisweagent.agents import get_agent_class
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models import get_model_class
 from minisweagent.models.litellm_model import LitellmModel
 from proxy_view import contexts, eventually, mismatches, operations, run_page
-
-from kvtether import Context
-from kvtether.adapters.mini_swe_agent import KVTetherAgent, KVTetherModel
 
 HERE = "kvtether.adapters.mini_swe_agent"
 
@@ -30,12 +29,16 @@ def parameters(function: object) -> list[str]:
 def agent(**options: object) -> KVTetherAgent:
     url = {"api_base": os.environ["OPENAI_BASE_URL"], **options}
     templates = {"system_template": "Work.", "instance_template": "{{task}}", "step_limit": 3}
-    return KVTetherAgent(KVTetherModel(model_name="openai/tiny", model_kwargs=url), LocalEnvironment(), **templates)
+    return KVTetherAgent(
+        KVTetherModel(model_name="openai/tiny", model_kwargs=url), LocalEnvironment(), **templates
+    )
 
 
 class TheHook(unittest.TestCase):
     def test_query_is_there_to_be_overridden(self) -> None:
-        self.assertEqual(parameters(DefaultAgent.query), ["self"], "mini-swe-agent changed DefaultAgent.query")
+        self.assertEqual(
+            parameters(DefaultAgent.query), ["self"], "mini-swe-agent changed DefaultAgent.query"
+        )
         self.assertEqual(parameters(DefaultAgent.run), ["self", "task", "kwargs"])
         self.assertEqual(parameters(DefaultAgent.execute_actions), ["self", "message"])
         self.assertEqual(
@@ -44,7 +47,9 @@ class TheHook(unittest.TestCase):
 
     def test_classes_are_found_by_their_names(self) -> None:
         self.assertIs(get_agent_class(f"{HERE}.KVTetherAgent"), KVTetherAgent)
-        self.assertEqual(get_agent_class(f"{HERE}.KVTetherInteractiveAgent").__name__, "KVTetherInteractiveAgent")
+        self.assertEqual(
+            get_agent_class(f"{HERE}.KVTetherInteractiveAgent").__name__, "KVTetherInteractiveAgent"
+        )
         self.assertIs(get_model_class("openai/tiny", f"{HERE}.KVTetherModel"), KVTetherModel)
 
 

@@ -5,17 +5,20 @@ import os
 import unittest
 
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENHANDS_SUPPRESS_BANNER": "1"}
+from kvtether.adapters.openhands import KVTetherLLM, end
 from openhands.sdk import LLM, Agent, Conversation, LLMSummarizingCondenser
 from openhands.sdk.llm import Message, TextContent
 from openhands.sdk.llm.call_context import LLMCallContext
 from proxy_view import contexts, eventually, mismatches, operations, run_page
 
-from kvtether.adapters.openhands import KVTetherLLM, end
-
 
 def llm() -> KVTetherLLM:
     return KVTetherLLM(
-        model="openai/tiny", base_url=os.environ["OPENAI_BASE_URL"], api_key="any", usage_id="agent", num_retries=0
+        model="openai/tiny",
+        base_url=os.environ["OPENAI_BASE_URL"],
+        api_key="any",
+        usage_id="agent",
+        num_retries=0,
     )
 
 

@@ -4,12 +4,11 @@ import inspect
 import os
 import unittest
 
+from kvtether.adapters.smolagents import KVTetherModel
 from proxy_view import contexts, eventually, mismatches, operations, run_page
 from smolagents import CodeAgent, ToolCallingAgent, tool
 from smolagents.memory import FinalAnswerStep
 from smolagents.models import OpenAIModel, get_clean_message_list
-
-from kvtether.adapters.smolagents import KVTetherModel
 
 
 @tool
@@ -23,7 +22,9 @@ def shell(command: str) -> str:
 
 
 def model(agent: str, parent: KVTetherModel | None = None) -> KVTetherModel:
-    return KVTetherModel("tiny", api_base=os.environ["OPENAI_BASE_URL"], api_key="any", agent=agent, parent=parent)
+    return KVTetherModel(
+        "tiny", api_base=os.environ["OPENAI_BASE_URL"], api_key="any", agent=agent, parent=parent
+    )
 
 
 def edits(name: str) -> list[dict]:
@@ -34,12 +35,24 @@ class TheHook(unittest.TestCase):
     def test_generate_takes_what_the_adapter_reads(self) -> None:
         for method in ("generate", "generate_stream"):
             told = list(inspect.signature(getattr(OpenAIModel, method)).parameters)
-            expected = ["self", "messages", "stop_sequences", "response_format", "tools_to_call_from", "kwargs"]
+            expected = [
+                "self",
+                "messages",
+                "stop_sequences",
+                "response_format",
+                "tools_to_call_from",
+                "kwargs",
+            ]
             self.assertEqual(told, expected, f"smolagents changed OpenAIModel.{method}")
 
     def test_messages_are_merged_by_a_public_function(self) -> None:
         told = list(inspect.signature(get_clean_message_list).parameters)
-        expected = ["message_list", "role_conversions", "convert_images_to_image_urls", "flatten_messages_as_text"]
+        expected = [
+            "message_list",
+            "role_conversions",
+            "convert_images_to_image_urls",
+            "flatten_messages_as_text",
+        ]
         self.assertEqual(told, expected)
 
 

@@ -1,7 +1,7 @@
 """OpenHands SDK: an LLM that gives each conversation a context and tells its list as it is sent.
 
-A condensation is the edit that it makes; the condenser's own calls, titles and the like are one-offs. Subagents
-are given copies of the LLM by OpenHands itself, and are children of the conversation that called them.
+A condensation is the edit that it makes; the condenser's own calls, titles and the like are one-offs.
+Subagents are given copies of the LLM by OpenHands itself, and are children of whoever called them.
 """
 
 from contextvars import ContextVar
