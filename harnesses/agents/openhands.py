@@ -10,12 +10,13 @@ PYTHON = "3.12"
 INTEGRATION = "adapter"
 
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENHANDS_SUPPRESS_BANNER": "1"}
-# integration begins
-from kvtether.adapters.openhands import KVTetherLLM, end
 from openhands.sdk import Agent, Conversation, LLMSummarizingCondenser, Tool, register_tool
 from openhands.sdk.conversation.response_utils import get_agent_final_response
 from openhands.sdk.tool import Action, Observation, ToolDefinition, ToolExecutor
 from pydantic import Field, SecretStr
+
+# integration begins
+from kvtether.adapters.openhands import KVTetherLLM, end
 
 # integration ends
 

@@ -13,8 +13,9 @@ from google.adk.models.lite_llm import LiteLlm, LiteLLMClient
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
 from google.genai.types import Content, HttpOptions, Part
-from kvtether.adapters.google_adk import KVTetherLiteLlm, KVTetherPlugin
 from proxy_view import contexts, eventually, mismatches, operations, run_page
+
+from kvtether.adapters.google_adk import KVTetherLiteLlm, KVTetherPlugin
 
 warnings.simplefilter("ignore", UserWarning)
 HOOKS = ("before_model_callback", "before_tool_callback", "after_run_callback", "close")

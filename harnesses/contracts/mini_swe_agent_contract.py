@@ -10,14 +10,15 @@ os.environ |= {
     "MSWEA_GLOBAL_CONFIG_DIR": os.environ["HOME"],
     "MSWEA_SILENT_STARTUP": "1",
 }
-from kvtether import Context
-from kvtether.adapters.mini_swe_agent import KVTetherAgent, KVTetherModel
 from minisweagent.agents import get_agent_class
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments.local import LocalEnvironment
 from minisweagent.models import get_model_class
 from minisweagent.models.litellm_model import LitellmModel
 from proxy_view import contexts, eventually, mismatches, operations, run_page
+
+from kvtether import Context
+from kvtether.adapters.mini_swe_agent import KVTetherAgent, KVTetherModel
 
 HERE = "kvtether.adapters.mini_swe_agent"
 

@@ -4,11 +4,12 @@ import inspect
 import os
 import unittest
 
-from kvtether.adapters.smolagents import KVTetherModel
 from proxy_view import contexts, eventually, mismatches, operations, run_page
 from smolagents import CodeAgent, ToolCallingAgent, tool
 from smolagents.memory import FinalAnswerStep
 from smolagents.models import OpenAIModel, get_clean_message_list
+
+from kvtether.adapters.smolagents import KVTetherModel
 
 
 @tool

@@ -6,7 +6,6 @@ import inspect
 import os
 import unittest
 
-from kvtether.adapters.strands import KVTetherHooks, KVTetherModel
 from proxy_view import contexts, eventually, mismatches, operations, run_page
 from strands import Agent, tool
 from strands.agent.conversation_manager import (
@@ -15,6 +14,8 @@ from strands.agent.conversation_manager import (
 )
 from strands.hooks import HookRegistry
 from strands.models.openai import OpenAIModel
+
+from kvtether.adapters.strands import KVTetherHooks, KVTetherModel
 
 MODEL = KVTetherModel(
     client_args={"base_url": os.environ["OPENAI_BASE_URL"], "api_key": "any"},

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtether import context, names
 
+from kvtether import context, names
 from lifecycle import vocabulary
 from proxy import lifecycle_fields, operations, ops_api
 
