@@ -129,7 +129,10 @@ class HookReports:
             case CompactionBegins():
                 return await self._note_history(key)
             case CompactionDone(keeps_asked=keeps_asked):
-                return await self._edit(key, source, partial(self._replacement, keeps_asked))
+                uid, last = self._histories.get(key, ("", -1))
+                if not uid:
+                    return "no compaction began"
+                return await self._edit(key, source, partial(_replacement, keeps_asked, last), uid)
             case SubagentBegan(parent=parent):
                 return await self._spawn(key, source, parent)
             case Waits(kind=kind, tool=tool):
@@ -156,10 +159,14 @@ class HookReports:
         return await self._edit(key, source, write)
 
     async def _note_history(self, key: ContextKey) -> str:
-        """Remember where the history ends that is about to be replaced."""
+        """Remember where the history ends that is about to be replaced.
+
+        Of several models' contexts under one name it is that of the longest list: the others' are asides.
+        """
 
         async def note() -> str:
-            state = self._tracker.contexts.latest(key)
+            states = [s for s in self._tracker.contexts.of_tenant(key.tenant) if s.key == key and s.open]
+            state = max(states, key=lambda s: (len(editable_list(s)), s.uid), default=None)
             messages = editable_list(state) if state is not None else ()
             if state is None or not messages:
                 return NO_SUCH_CONTEXT
@@ -167,22 +174,6 @@ class HookReports:
             return ""
 
         return await self._in_turn(key, note)
-
-    def _replacement(self, keeps_asked: bool, state: ContextState, seq: int) -> Operation | None:
-        """What takes out the history that the compaction found.
-
-        Nothing, if no compaction was seen to begin, or if a call has shown the list behind it already. How
-        many messages there are now the next call shows.
-        """
-        uid, last = self._histories.get(state.key, ("", -1))
-        messages = editable_list(state)
-        if uid != state.uid or all(message.id != last for message in messages):
-            return None
-        stays = _ASKED if keeps_asked else _INSTRUCTIONS
-        kept = sum(1 for _ in takewhile(lambda message: message.role in stays, messages))
-        if kept == len(messages):
-            return None
-        return ReplaceMessages(seq=seq, ctx=state.key.context_id, span=(kept, len(messages)), n=1)
 
     async def _spawn(self, key: ContextKey, source: str, parent: str) -> str:
         async def spawn() -> str:
@@ -254,6 +245,22 @@ def _put(into: OrderedDict[ContextKey, V], key: ContextKey, value: V) -> None:
     into.move_to_end(key)
     while len(into) > NUM_COMPACTIONS_KEPT:
         into.popitem(last=False)
+
+
+def _replacement(keeps_asked: bool, last: int, state: ContextState, seq: int) -> Operation | None:
+    """What takes out the history that ended with the message `last` when the compaction began.
+
+    Nothing, if a call has shown the list behind it already. How many messages there are now the next call
+    shows.
+    """
+    messages = editable_list(state)
+    if all(message.id != last for message in messages):
+        return None
+    stays = _ASKED if keeps_asked else _INSTRUCTIONS
+    kept = sum(1 for _ in takewhile(lambda message: message.role in stays, messages))
+    if kept == len(messages):
+        return None
+    return ReplaceMessages(seq=seq, ctx=state.key.context_id, span=(kept, len(messages)), n=1)
 
 
 def _waiting(kind: WaitKind, tool: str, state: ContextState, seq: int) -> Operation | None:

@@ -15,12 +15,14 @@ from lifecycle.core.events import (
 from lifecycle.core.state import list_path
 from lifecycle.vocabulary import WaitKind
 from proxy.harness_contexts import claude_code_context, codex_context, session_context
+from tests.proxy.test_api_lives import keys_of, until_freed, until_proven
 from tests.proxy.test_claude_code_hooks import AGENT, SESSION
 from tests.proxy.test_claude_code_hooks import hook as claude_code
 from tests.proxy.test_codex_hooks import ROOT
 from tests.proxy.test_codex_hooks import hook as codex
 from tests.proxy.test_data_app import bearer, keys
 from tests.proxy.test_opencode_hooks import event as opencode
+from tests.proxy.toy_model import CHUNK
 from tests.proxy.whole_proxy import Whole, assistant, lifecycle, system, user, whole_proxy
 
 CLAUDE, CODEX = claude_code_context(SESSION), codex_context(ROOT)
@@ -62,6 +64,23 @@ async def test_a_compaction_takes_out_what_it_summed_up_and_nothing_else(tmp_pat
         await it.chat(compacted, lifecycle(ctx=CODEX))
         assert len(await it.events(ListEdited)) == 1
         assert length(it, CODEX) == 5
+
+
+async def test_a_compaction_frees_what_it_took_out_and_leaves_what_stays(tmp_path: Path) -> None:
+    stays = [system("be brief " * 9), user("a first question, long enough for chunks of its own")]
+    messages = [*stays, assistant("an answer " * 9), user("and a second question " * 5)]
+    async with whole_proxy(tmp_path) as it:
+        await it.chat(messages, lifecycle(ctx=CODEX))
+        keys = keys_of(it, {"messages": messages})
+        await until_proven(it, CODEX, keys)
+        await told(it, "codex", codex("PreCompact"))
+        await told(it, "codex", codex("PostCompact"))
+        after = keys_of(it, {"messages": [*stays, user("the summary")]})
+        num_shared = sum(old == new for old, new in zip(keys, after, strict=False))
+        assert 0 < num_shared < len(keys)
+        await until_freed(it, keys[num_shared + 1 :])
+        await it.chat([*stays, user("the summary")], lifecycle(ctx=CODEX))
+        assert it.toy.hits[-1] >= num_shared * CHUNK, "what stayed is hit by the next call"
 
 
 async def test_of_others_nothing_but_instructions_outlives_a_compaction(tmp_path: Path) -> None:
