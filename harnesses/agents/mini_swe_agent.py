@@ -14,9 +14,9 @@ os.environ |= {
     "MSWEA_GLOBAL_CONFIG_DIR": os.environ["HOME"],
     "MSWEA_SILENT_STARTUP": "1",
 }
-# integration begins
 from minisweagent.environments.local import LocalEnvironment
 
+# integration begins
 from kvtether.adapters.mini_swe_agent import KVTetherAgent, KVTetherModel
 
 # integration ends

@@ -50,7 +50,7 @@ from tests.proxy.conversations import HASHER, chat
 WORDS = ["u1", "u2", "a1", "a2", "t1", "t2"]
 MAX_WORDS = 8
 NUM_STEPS = 40
-PAUSES = [1.0, 30.0, DOUBT_SECONDS + 1, min(LEASE_SECONDS.values()) + 1]
+PAUSES = [1.0, 5.0, 30.0, DOUBT_SECONDS + 1, min(LEASE_SECONDS.values()) + 1]
 
 
 class Liar(ContextFinder):
@@ -78,6 +78,7 @@ class Computed:
     arrived: int
     first: int | None = None
     ended: int | None = None
+    over: bool = False
 
 
 @dataclass
@@ -91,13 +92,18 @@ class Model:
     def hear(self, uid: str, now: int) -> None:
         self.heard[uid] = now
 
+    def pass_time(self, now: int) -> None:
+        """Who was silent for the shortest lease may be given up."""
+        in_use = {call.uid for call in self.calls if call.ended is None}
+        for call in self.calls:
+            silent = now - self.heard[call.uid] >= min(LEASE_SECONDS.values()) * SECOND
+            call.over = call.over or (silent and call.uid not in in_use)
+
     def needed(self, call: Computed, now: int) -> bool:
         """Whether what the call computed may still be gone on with."""
         if call.ended is None:
             return True
-        if call.first is None or self.one_offs[call.uid]:
-            return False
-        if now - self.heard[call.uid] >= min(LEASE_SECONDS.values()) * SECOND:
+        if call.first is None or call.over or self.one_offs[call.uid]:
             return False
         beside = [c for c in self.calls if c.uid == call.uid and c is not call and c.first is not None]
         doubts = [c.first for c in beside if c.first is not None and c.first >= call.first]
@@ -313,6 +319,7 @@ class World:
     async def wait(self) -> None:
         """Time passes."""
         self.clock.advance(self.chance.choice(PAUSES))
+        self.model.pass_time(self.now)
         await self.tracker.tick()
 
     async def plan(self) -> None:
@@ -331,7 +338,7 @@ class World:
 
     async def live(self) -> None:
         """One step after another, and then the end of everything."""
-        steps = [self.turn] * 5 + [self.call, self.call, self.answer, self.answer, self.wait]
+        steps = [self.turn] * 3 + [self.call] * 2 + [self.answer] * 3 + [self.wait] * 2
         for _ in range(NUM_STEPS):
             await self.chance.choice(steps)()
             await self.mailboxes.settled()
@@ -342,6 +349,7 @@ class World:
             await self.answer()
         await self.mailboxes.settled()
         self.clock.advance(2 * max(LEASE_SECONDS.values()))
+        self.model.pass_time(self.now)
         await self.tracker.tick()
         await self.plan()
         await self.deliver()

@@ -94,11 +94,10 @@ def test_a_server_that_fails_is_tried_again(server, sending, caplog):
     ledger = Ledger("c", sending.take)
     append(ledger)
     server.until(lambda it: len(it.requests) >= 2)
-    assert sending.failing
     append(ledger)
     server.status = 200
+    server.until(lambda it: [op["seq"] for op in it.applied] == [1, 2])
     assert sending.flush(SECONDS)
-    assert [op["seq"] for op in server.applied] == [1, 2]
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert not sending.failing
