@@ -63,8 +63,12 @@ class AgentContexts:
         """
         call = _tool.get()
         if call is None:
-            found = current()
-            return self.adopt(found) if found else self.named(name)
+            active = current()
+            if active is not None:
+                return self.adopt(active)
+            found = self.named(name)
+            found.agent = found.agent or label(agent)
+            return found
         begin = call.caller.fork if inherits == call.caller.name else call.caller.spawn
         number = f".{len(call.children)}" if call.children else ""
         child = begin(name=f"{call.caller.name}:{call.call_id}{number}")
