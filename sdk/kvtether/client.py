@@ -19,6 +19,9 @@ log = logging.getLogger("kvtether")
 FLUSH_SECONDS = 2.0
 """Longest that the end of the process waits for what is still to be sent."""
 
+LAST_SECONDS = 0.2
+"""The same, if the attempt before the end failed."""
+
 ASK_SECONDS = 1.0
 """Longest that a question waits for what goes before it, and as long again for its answer."""
 
@@ -108,7 +111,11 @@ class Client:
         return cost if isinstance(cost, int) else None
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until every operation recorded so far is sent or given up; False if that took longer."""
+        """Send every operation recorded so far, and wait for it.
+
+        False if it took longer or an attempt failed: what is left is sent later. What nobody takes counts as
+        gone.
+        """
         return self._exporter.flush(seconds)
 
     async def aflush(self, seconds: float = FLUSH_SECONDS) -> bool:
@@ -121,8 +128,7 @@ class Client:
         self._exporter.stop()
 
     def _at_exit(self) -> None:
-        if not self._exporter.failing:
-            self.flush()
+        self.flush(LAST_SECONDS if self._exporter.failing else FLUSH_SECONDS)
 
     def _in_child(self) -> None:
         self._lock = threading.Lock()

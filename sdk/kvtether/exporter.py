@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from kvtether.connection import Answer, Connection, Verdict
 from kvtether.ledger import Entry, Ledger
@@ -21,15 +22,40 @@ STOP_SECONDS = 1.0
 MAX_BATCH = 256
 """Operations in one request."""
 
+LOOK_SECONDS = 0.05
+"""How often the thread looks for what may go while something else has to wait."""
+
 NO_SUCH_CONTEXT = "no such context"
 """The proxy's reason where a context's first call has not come yet."""
 
-UNKNOWN_SECONDS = 0.1, 5.0
-"""Between two attempts for a context that the proxy does not know yet: at first, and at most."""
-
-_BACKOFF_SECONDS = 0.2, 30.0
-_ABSENT_SECONDS = 60.0, 600.0
 _MAX_REFUSALS = 10
+
+
+class Patience(NamedTuple):
+    """Seconds between two attempts, at first and at most; each is twice the one before.
+
+    `failing`: the server does not answer; `absent`: it takes no operations; `unknown`: it does not know the
+    context yet.
+    """
+
+    failing: tuple[float, float] = (0.2, 30.0)
+    absent: tuple[float, float] = (60.0, 600.0)
+    unknown: tuple[float, float] = (0.1, 5.0)
+
+
+PATIENCE = Patience()
+
+
+class _Flush:
+    """Somebody waits for everything recorded before to be gone; `sent` says whether it is."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.sent = False
+
+    def end(self, sent: bool) -> None:
+        self.sent = sent
+        self.over.set()
 
 
 class Exporter:
@@ -44,19 +70,19 @@ class Exporter:
     def __init__(
         self,
         connect: Callable[[], Connection | None],
-        unknown_seconds: tuple[float, float] = UNKNOWN_SECONDS,
+        patience: Patience = PATIENCE,
     ) -> None:
         """`connect` answers None as long as nobody knows where to."""
         self._connect = connect
-        self._unknown_seconds = unknown_seconds
+        self._patience = patience
         self.renew()
 
     def renew(self) -> None:
         """Begin with nothing to send: in a forked process the parent sends what is the parent's."""
         self._starting = threading.Lock()
-        self._inbox: deque[Entry | threading.Event] = deque()
+        self._inbox: deque[Entry | _Flush] = deque()
         self._backlog: deque[Entry] = deque()
-        self._flushes: list[threading.Event] = []
+        self._flushes: list[_Flush] = []
         self._wake = threading.Event()
         self._idle = False
         self._urgent = False
@@ -65,6 +91,7 @@ class Exporter:
         self._failures = 0
         self._absences = 0
         self._quiet_until = 0.0
+        self._proven = False
         self._said = ""
 
     def take(self, entry: Entry) -> bool:
@@ -96,19 +123,25 @@ class Exporter:
         self._wake.set()
 
     def found(self) -> None:
-        """A proxy has just answered: whatever was thought of it before is over."""
-        if self._quiet_until:
-            self._quiet_until = 0.0
+        """A proxy has just been seen: that nobody takes operations is over."""
+        if self._absences:
+            self._absences, self._quiet_until = 0, 0.0
             self._wake.set()
 
     def flush(self, seconds: float) -> bool:
-        """Wait until everything recorded so far is sent or dropped; False if that took longer."""
-        if self._thread is None:
-            return True
-        done = threading.Event()
-        self._inbox.append(done)
+        """Send everything recorded so far, and wait for it. False if that took longer, or an attempt failed.
+
+        What was dropped because nobody takes it counts as gone.
+        """
+        if self._thread is None and self._inbox:
+            self._start()
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return not self._inbox
+        flush = _Flush()
+        self._inbox.append(flush)
         self._wake.set()
-        return done.wait(seconds)
+        return flush.over.wait(seconds) and flush.sent
 
     def stop(self) -> None:
         """End the thread, whatever is left to send. It starts again with the next operation."""
@@ -120,8 +153,8 @@ class Exporter:
 
     @property
     def failing(self) -> bool:
-        """Whether the last attempt found nobody, or no answer."""
-        return bool(self._said)
+        """Whether the last attempt failed, so that the next one waits."""
+        return time.monotonic() < self._quiet_until
 
     # -- the thread ---------------------------------------------------------------------------------------
 
@@ -143,9 +176,7 @@ class Exporter:
                 self._drop()
                 pause = None
             if not self._backlog:
-                for done in self._flushes:
-                    done.set()
-                self._flushes.clear()
+                self._end_flushes(True)
         if connection is not None:
             connection.close()
         self._thread = None
@@ -153,8 +184,9 @@ class Exporter:
     def _collect(self) -> None:
         while self._inbox:
             entry = self._inbox[0]
-            if isinstance(entry, threading.Event):
+            if isinstance(entry, _Flush):
                 self._flushes.append(entry)
+                self._quiet_until = self._quiet_until if self._absences else 0.0
             elif not entry.settled:
                 self._backlog.append(entry)
             self._inbox.popleft()
@@ -176,7 +208,7 @@ class Exporter:
                 return self._quiet_until - now
             batch, due = self._batch(now, urgent)
             if not batch:
-                return max(due - now, 0.001)
+                return min(max(due - now, 0.001), LOOK_SECONDS)
             answer = connection.post(batch[0].source, [entry.operation for entry in batch])
             self._judge(batch, answer)
             self._urgent = self._urgent or urgent
@@ -184,7 +216,7 @@ class Exporter:
     def _batch(self, now: float, urgent: bool) -> tuple[list[Entry], float]:
         """The first operations that may go, all of one context; else when the first may."""
         batch: list[Entry] = []
-        earliest = now + _BACKOFF_SECONDS[1]
+        earliest = now + self._patience.failing[1]
         waiting: set[Ledger] = set()
         for entry in self._backlog:
             if len(batch) == MAX_BATCH:
@@ -211,23 +243,25 @@ class Exporter:
         now = time.monotonic()
         match answer.verdict:
             case Verdict.TAKEN:
+                self._proven = True
                 self._failures = self._absences = 0
                 self._quiet_until = 0.0
                 self._say("")
                 self._settle(batch, answer, now)
             case Verdict.AGAIN:
-                pause = max(_doubled(_BACKOFF_SECONDS, self._failures), answer.retry_after)
+                pause = max(_doubled(self._patience.failing, self._failures), answer.retry_after)
                 self._failures += 1
                 self._quiet_until = now + pause * random.uniform(0.75, 1.0)
                 self._say(f"operations cannot be sent ({answer.detail}); the agent goes on without")
-            case Verdict.ABSENT:
-                self._quiet_until = now + _doubled(_ABSENT_SECONDS, self._absences)
+                self._end_flushes(False)
+            case Verdict.REFUSED if self._proven:
+                log.warning("operations were refused (%s); their context goes on without", answer.detail)
+                batch[0].ledger.give_up()
+            case Verdict.ABSENT | Verdict.REFUSED:
+                self._quiet_until = now + _doubled(self._patience.absent, self._absences)
                 self._absences += 1
                 self._say(f"nobody takes operations ({answer.detail}); the agent goes on without")
                 self._drop()
-            case Verdict.REFUSED:
-                log.warning("operations were refused: %s", answer.detail)
-                batch[0].ledger.give_up()
 
     def _settle(self, batch: list[Entry], answer: Answer, now: float) -> None:
         """Up to the first operation that may come again: those behind it would wait for it."""
@@ -243,12 +277,17 @@ class Exporter:
                 if ledger.refusals > _MAX_REFUSALS:
                     ledger.give_up()
                 else:
-                    ledger.not_before = now + _doubled(self._unknown_seconds, ledger.refusals)
+                    ledger.not_before = now + _doubled(self._patience.unknown, ledger.refusals)
                 return
             if reason:
                 log.debug("operation %s: %s", entry.operation, reason)
             ledger.refusals = 0
             ledger.settle(entry.source, entry.operation["seq"])
+
+    def _end_flushes(self, sent: bool) -> None:
+        for flush in self._flushes:
+            flush.end(sent)
+        self._flushes.clear()
 
     def _drop(self) -> None:
         for entry in self._backlog:

@@ -1,8 +1,9 @@
 """What leads from one list to another: the fewest changes, by messages that are the same."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
+from itertools import islice
 from typing import Any, NamedTuple
 
 MAX_PAIRS = 1_000_000
@@ -21,12 +22,9 @@ def changes(old: Sequence[Any], new: Sequence[Any], key: Callable[[Any], Any] | 
     """The changes, from the front to the back. Messages are the same if they are equal, or their keys are."""
     if key is not None:
         old, new = [key(m) for m in old], [key(m) for m in new]
-    shorter = min(len(old), len(new))
-    first = last = 0
-    while first < shorter and same(old[first], new[first]):
-        first += 1
-    while last < shorter - first and same(old[len(old) - 1 - last], new[len(new) - 1 - last]):
-        last += 1
+    first = _num_alike(zip(old, new, strict=False))
+    left = min(len(old), len(new)) - first
+    last = _num_alike(islice(zip(reversed(old), reversed(new), strict=False), left))
     before, after = old[first : len(old) - last], new[first : len(new) - last]
     if not before and not after:
         return []
@@ -40,10 +38,19 @@ def changes(old: Sequence[Any], new: Sequence[Any], key: Callable[[Any], Any] | 
     ]
 
 
+def _num_alike(pairs: Iterable[tuple[Any, Any]]) -> int:
+    alike = 0
+    for old, new in pairs:
+        if old is not new and not same(old, new):
+            break
+        alike += 1
+    return alike
+
+
 def same(old: Any, new: Any) -> bool:
     """Whether a message is the same as another. What cannot be compared is not."""
     try:
-        return old is new or bool(old == new)
+        return bool(old == new)
     except (TypeError, ValueError):
         return False
 

@@ -53,16 +53,21 @@ class MessageList(list[Any]):
 
     def __setitem__(self, index: SupportsIndex | slice, value: Any, /) -> None:
         with self._context.lock:
-            if isinstance(index, slice):
+            if not isinstance(index, slice):
+                at = range(len(self))[index]
+                known = self[at]
+                super().__setitem__(at, value)
+                if known is not value and not same(known, value):
+                    self._context.replace(at, at + 1, 1)
+            elif index.step not in (None, 1):
                 old = list(self)
                 super().__setitem__(index, value)
-                self._tell(old)
-                return
-            at = range(len(self))[index]
-            known = self[at]
-            super().__setitem__(at, value)
-            if not same(known, value):
-                self._context.replace(at, at + 1, 1)
+                self._tell(old, self)
+            else:
+                start, stop, _ = index.indices(len(self))
+                old, new = self[start:stop], list(value)
+                super().__setitem__(index, new)
+                self._tell(old, new, start)
 
     def reverse(self) -> None:
         with self._context.lock:
@@ -113,18 +118,20 @@ class MessageList(list[Any]):
         with self._context.lock:
             old = list(self)
             super().__setitem__(slice(None), new)
-            self._tell(old, key)
+            self._tell(old, new, key=key)
 
-    def _tell(self, old: Sequence[Any], key: Callable[[Any], Any] | None = None) -> None:
-        length = len(old)
-        for start, stop, n in changes(old, self, key):
+    def _tell(
+        self, old: list[Any], new: list[Any], at: int = 0, key: Callable[[Any], Any] | None = None
+    ) -> None:
+        """From index `at` on, `new` stands where `old` stood."""
+        for start, stop, n in changes(old, new, key):
+            start, stop = start + at, stop + at
             if n == 0:
                 self._context.remove(start, stop)
-            elif start == length:
+            elif start == self._context.length:
                 self._context.append(n)
             else:
                 self._context.replace(start, stop, n)
-            length += n - (stop - start)
 
     def __copy__(self) -> list[Any]:
         return list(self)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from kvtether import Client
 
+from kvtether import Client
 from tests.sdk.ops_server import OpsServer, ops_server
 
 

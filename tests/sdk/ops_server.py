@@ -19,10 +19,11 @@ Verdicts = Callable[[str, list[Operation]], list[dict[str, Any]]]
 
 
 class OpsServer:
-    """What came is kept in order. To operations, `status` and `verdicts` say what is answered, and `answer`
-    whether at all. They are applied once, in order, per source and context, as the proxy does it.
+    """What came is kept in order.
 
-    A chat call is answered; as a proxy would if `is_proxy`.
+    To operations, `status` and `verdicts` say what is answered (those that raise `OSError` hang up), and
+    `answer` whether at all. They are applied once, in order, per source and context, as the proxy does it. A
+    chat call is answered; as a proxy would if `is_proxy`.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,11 @@ class OpsServer:
                     status, document, extra = outer.chat(headers, body)
                 else:
                     outer.keys.add(headers.get("authorization", ""))
-                    status, document = outer.take(self.path, body)
+                    try:
+                        status, document = outer.take(self.path, body)
+                    except OSError:
+                        self.close_connection = True
+                        return
                     extra = outer.headers
                 payload = json.dumps(document).encode()
                 self.send_response(status)
@@ -74,6 +79,7 @@ class OpsServer:
         message = {"role": "assistant", "content": f"answer {len(self.calls)}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         document = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        document["usage"] = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
         if not self.is_proxy:
             return 200, document, {"content-type": "application/json"}
         said = lifecycle_of(headers) if LIFECYCLE_HEADER in headers else {}
@@ -81,7 +87,7 @@ class OpsServer:
         riding = body.get(LIFECYCLE_BODY_FIELD, {})
         with self.came:
             for operation in riding.get("ops", ()):
-                self._apply(riding["source"], operation)
+                self.apply(riding["source"], operation)
         return 200, document, {"content-type": "application/json", **told}
 
     def take(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -93,12 +99,15 @@ class OpsServer:
             return self.status, {"error": "no"}
         if self.verdicts is not None:
             return 200, {"results": self.verdicts(body["source"], body["ops"])}
+        if "dry_run" in path:
+            return 200, {"results": [{"seq": op["seq"], "ctx": op["ctx"]} for op in body["ops"]]}
         with self.came:
-            results = [self._apply(body["source"], operation) for operation in body["ops"]]
+            results = [self.apply(body["source"], operation) for operation in body["ops"]]
             self.came.notify_all()
         return 200, {"results": results}
 
-    def _apply(self, source: str, operation: Operation) -> dict[str, Any]:
+    def apply(self, source: str, operation: Operation) -> dict[str, Any]:
+        """Once, and only behind the one before it."""
         key = (source, operation["ctx"])
         last = self._seen.get(key, 0)
         told = {"seq": operation["seq"], "ctx": operation["ctx"]}

@@ -8,9 +8,9 @@ import sys
 import textwrap
 
 import pytest
+
 from kvtether import Client, Context
 from kvtether.client import default_client, origin_of
-
 from tests.architecture.deployment import REPOSITORY
 from tests.sdk.ops_server import SECONDS
 
@@ -111,7 +111,7 @@ async def test_flushing_from_a_coroutine(server, client):
     assert server.kinds() == ["append"]
 
 
-# -- processes ------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------------
 
 AGENT = """
 import os, sys
@@ -193,7 +193,7 @@ def test_nothing_but_the_standard_library_is_imported():
     assert done.stdout == "[]\n"
 
 
-# -- no proxy -------------------------------------------------------------------------------------------------
+# -- no proxy --------------------------------------------------------------------------------------------
 
 
 def nobody() -> str:

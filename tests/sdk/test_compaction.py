@@ -1,8 +1,8 @@
 """A compaction is a call of its own, and then an edit."""
 
 import pytest
-from kvtether import Context, current
 
+from kvtether import Context, current
 from tests.sdk.ops_server import SECONDS, lifecycle_of
 
 
@@ -42,9 +42,8 @@ async def test_a_summariser_may_begin_with_the_list(server, client, ctx):
 
 
 def test_a_summary_that_fails_changes_nothing(server, client, ctx):
-    with pytest.raises(RuntimeError), ctx.compact(1, 5) as job:
-        job.summariser.headers()
-        raise RuntimeError
+    with pytest.raises(ZeroDivisionError), ctx.compact(1, 5) as job:
+        job.replace([1 / 0 * len(job.summariser.headers())])
     assert ctx.messages == [*"sabcdef"]
     assert client.flush(SECONDS)
     assert server.requests == []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from kvtether.connection import Connection, Verdict
 
 OPS = [{"op": "close", "seq": 1, "ctx": "c"}]

@@ -4,11 +4,13 @@ import logging
 import threading
 
 import pytest
-from kvtether.connection import Connection
-from kvtether.exporter import CAPACITY, NO_SUCH_CONTEXT, Exporter
-from kvtether.ledger import Ledger
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.sdk.ops_server import SECONDS
+from kvtether.connection import Connection
+from kvtether.exporter import CAPACITY, NO_SUCH_CONTEXT, Exporter, Patience
+from kvtether.ledger import Ledger
+from tests.sdk.ops_server import SECONDS, ops_server
 
 
 @pytest.fixture
@@ -92,14 +94,63 @@ def test_a_server_that_fails_is_tried_again(server, sending, caplog):
     ledger = Ledger("c", sending.take)
     append(ledger)
     server.until(lambda it: len(it.requests) >= 2)
-    assert sending.failing
     append(ledger)
     server.status = 200
+    server.until(lambda it: [op["seq"] for op in it.applied] == [1, 2])
     assert sending.flush(SECONDS)
-    assert [op["seq"] for op in server.applied] == [1, 2]
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert not sending.failing
+
+
+def test_who_flushes_is_told_at_once_that_it_failed(server, sending):
+    ledger = Ledger("c", sending.take)
+    server.status = 503
+    append(ledger, linger=1000.0)
+    assert not sending.flush(SECONDS)
+    server.status = 200
+    assert sending.flush(SECONDS), "it does not wait for the next attempt that is planned"
+    assert ledger.settled == 1
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_whatever_fails_every_operation_is_applied_once_and_in_order(data):
+    """The server may hang up when it has applied, or put off; contexts may be unknown for a while."""
+    impatient = (0.0005, 0.001)
+    whims = data.draw(st.lists(st.sampled_from(["ok", "fail", "unknown", "later"]), max_size=12))
+    steps = data.draw(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), min_size=1, max_size=30))
+    left = iter(whims)
+    with ops_server() as server:
+
+        def verdicts(source, ops):
+            whim = next(left, "ok")
+            server.status = 200
+            if whim == "unknown":
+                return [{"status": "rejected", "reason": NO_SUCH_CONTEXT} for _ in ops]
+            results = [server.apply(source, op) for op in (ops if whim != "later" else ops[:1])]
+            if whim == "later":
+                put_off = {"status": "rejected", "reason": "too many", "retry_after": 0.001}
+                results += [put_off, *({"status": "held"} for _ in ops[2:])] if ops[1:] else []
+            if whim == "fail":
+                raise OSError("the connection ends without an answer")
+            return results
+
+        server.verdicts = verdicts
+        patience = Patience(failing=impatient, unknown=impatient)
+        sending = Exporter(lambda: Connection(server.url, ""), patience)
+        ledgers = {name: Ledger(name, sending.take) for name in "ab"}
+        for number, (name, urgent) in enumerate(steps):
+            append(ledgers[name], linger=0.001, n=number)
+            if urgent:
+                sending.kick()
+        for _ in range(len(whims) + 1):
+            if sending.flush(SECONDS):
+                break
+        sending.stop()
+        for name in "ab":
+            recorded = [number for number, (ctx, _) in enumerate(steps) if ctx == name]
+            assert [op["n"] for op in server.applied if op["ctx"] == name] == recorded
 
 
 def test_duplicates_count_as_there(server, sending):
@@ -138,7 +189,7 @@ def test_refused_for_good_is_over(server, sending):
 
 
 def test_a_context_whose_call_never_comes_is_given_up(server):
-    sending = Exporter(lambda: Connection(server.url, ""), unknown_seconds=(0.001, 0.002))
+    sending = Exporter(lambda: Connection(server.url, ""), Patience(unknown=(0.001, 0.002)))
     ledger, other = Ledger("c", sending.take), Ledger("d", sending.take)
 
     def verdicts(source, ops):
@@ -156,12 +207,37 @@ def test_a_context_whose_call_never_comes_is_given_up(server):
 
 
 def test_a_request_that_cannot_be_read_is_not_sent_for_ever(server, sending):
-    ledger = Ledger("c", sending.take)
+    ledger, other = Ledger("c", sending.take), Ledger("d", sending.take)
+    append(other)
+    assert sending.flush(SECONDS)
     server.status = 400
     append(ledger)
     assert sending.flush(SECONDS)
     assert ledger.lost
+    server.status = 200
+    append(other)
+    assert sending.flush(SECONDS)
+    assert [len(r["ops"]) for r in server.requests] == [1, 1, 1]
+    assert not other.lost
+
+
+def test_who_refuses_everything_is_no_proxy(server, sending, caplog):
+    server.status = 400
+    for name in "abc":
+        append(Ledger(name, sending.take))
+        assert sending.flush(SECONDS)
     assert len(server.requests) == 1
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+
+
+def test_a_context_that_has_to_wait_holds_up_no_other(server, sending):
+    waiting, other = Ledger("c", sending.take), Ledger("d", sending.take)
+    waiting.not_before = float("inf")
+    append(waiting)
+    sending.kick()
+    append(other)
+    server.until(lambda it: it.kinds("d") == ["append"])
+    assert server.kinds("c") == []
 
 
 def test_nobody_there_ends_it_until_somebody_is_seen(server, sending, caplog):
@@ -198,11 +274,12 @@ def test_memory_is_bounded_while_nothing_leaves(server, sending):
 
 
 def test_it_ends_and_begins_again(server, sending):
+    others = threading.enumerate()
     ledger = Ledger("c", sending.take)
     append(ledger)
     assert sending.flush(SECONDS)
     sending.stop()
-    assert not any(t.name == "kvtether" and t.is_alive() for t in threading.enumerate())
+    assert not [t for t in threading.enumerate() if t.name == "kvtether" and t not in others]
     append(ledger)
     assert sending.flush(SECONDS)
     assert server.kinds() == ["append", "append"]

@@ -8,11 +8,11 @@ from typing import Any
 
 import httpx
 import httpx2
-import kvtether.http
 import openai
 import pytest
-from kvtether import Client, Context
 
+import kvtether.http
+from kvtether import Client, Context
 from tests.sdk.ops_server import SECONDS, lifecycle_of
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
@@ -155,7 +155,7 @@ def test_a_key_and_an_address_need_not_be_told(server, model):
     client.close()
 
 
-# -- without a proxy ------------------------------------------------------------------------------------------
+# -- without a proxy -------------------------------------------------------------------------------------
 
 
 def agent(model: openai.OpenAI, client: Client, turns: int = 3) -> list[Any]:

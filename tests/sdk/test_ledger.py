@@ -4,6 +4,7 @@ import gc
 import threading
 
 import pytest
+
 from kvtether.ledger import Entry, Ledger
 
 

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvtether import list_changes
 from kvtether.list_changes import Change, changes
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtether import Client, Context, MessageList
 from openai._utils import maybe_transform
 from openai.types.chat import completion_create_params
+
+from kvtether import Client, Context, MessageList
 
 MESSAGES = st.builds(lambda n: {"role": "user", "content": f"m{n}"}, st.integers(0, 6))
 LISTS = st.lists(MESSAGES, max_size=5)
@@ -175,7 +176,8 @@ def test_a_list_that_somebody_else_keeps():
         copy.deepcopy,
         lambda m: m.copy(),
         lambda m: m[:],
-        lambda m: m + [],
+        lambda m: [*m],
+        lambda m: m.__add__([]),
         lambda m: m * 1,
         lambda m: json.loads(json.dumps(m)),
         lambda m: pickle.loads(pickle.dumps(m)),

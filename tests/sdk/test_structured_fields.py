@@ -3,6 +3,7 @@
 import http_sf
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvtether.structured_fields import Token, dictionary
 
 PRINTABLE = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=40)
