@@ -15,8 +15,9 @@ os.environ |= {
     "MSWEA_SILENT_STARTUP": "1",
 }
 # integration begins
-from kvtether.adapters.mini_swe_agent import KVTetherAgent, KVTetherModel
 from minisweagent.environments.local import LocalEnvironment
+
+from kvtether.adapters.mini_swe_agent import KVTetherAgent, KVTetherModel
 
 # integration ends
 

@@ -49,11 +49,14 @@ def eventually(holds: Callable[[], Any]) -> Any:
 
 
 def run_page() -> dict[str, Any]:
-    """Run the page's Python, all of it, as one program; answers its names."""
-    page = Path(os.environ["HARNESS_PAGE"]).read_text()
-    source = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    """Run the page's Python, all of it, as one program, each line at its place in the page; answers its names."""
+    page, kept, inside = os.environ["HARNESS_PAGE"], [], False
+    for line in Path(page).read_text().splitlines():
+        fence = line.startswith("```")
+        inside = line == "```python" if fence else inside
+        kept.append(line if inside and not fence else "")
     names: dict[str, Any] = {"__name__": "__page__"}
-    exec(compile(source, os.environ["HARNESS_PAGE"], "exec"), names)
+    exec(compile("\n".join(kept) + "\n", page, "exec"), names)
     return names
 
 
