@@ -15,8 +15,9 @@ from crewai.events import AgentExecutionCompletedEvent, AgentExecutionErrorEvent
 from crewai.hooks.llm_hooks import LLMCallHookContext
 from crewai.hooks.tool_hooks import ToolCallHookContext
 from crewai.llms.hooks import BaseInterceptor
-from kvtether.adapters.crewai import KVTether
 from proxy_view import contexts, eventually, mismatches, run_page
+
+from kvtether.adapters.crewai import KVTether
 
 TETHER = KVTether()
 

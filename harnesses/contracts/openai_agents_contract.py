@@ -5,7 +5,6 @@ import dataclasses
 import inspect
 import unittest
 
-import kvtether.http
 from agents import (
     Agent,
     FunctionTool,
@@ -21,10 +20,12 @@ from agents import (
 from agents.models.openai_chatcompletions import OpenAIChatCompletionsModel
 from agents.models.openai_responses import OpenAIResponsesModel
 from agents.run import CallModelData, ModelInputData
-from kvtether.adapters.openai_agents import EditedSession, KVTether
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseFunctionToolCall
 from proxy_view import contexts, eventually, mismatches, operations, run_page
+
+import kvtether.http
+from kvtether.adapters.openai_agents import EditedSession, KVTether
 
 set_tracing_disabled(True)
 
@@ -46,7 +47,9 @@ class Calls(OpenAIChatCompletionsModel):
         if not self.calls:
             return answer
         made = [
-            ResponseFunctionToolCall(type="function_call", name=name, arguments=arguments, call_id=f"call-{n}")
+            ResponseFunctionToolCall(
+                type="function_call", name=name, arguments=arguments, call_id=f"call-{n}"
+            )
             for n, (name, arguments) in enumerate(self.calls)
         ]
         self.calls = []
@@ -101,12 +104,12 @@ class Conversations(unittest.TestCase):
                 await Runner.run(agent, text, session=session, run_config=config, hooks=tether)
             await session.pop_item()
             await session.pop_item()
-            await asyncio.to_thread(
-                eventually, lambda: any(o["op"] == "remove" for o in operations(name))
-            )
+            await asyncio.to_thread(eventually, lambda: any(o["op"] == "remove" for o in operations(name)))
             await Runner.run(agent, "Three?", session=session, run_config=config, hooks=tether)
 
-    def test_agents_as_tools_and_handoffs_have_contexts_of_their_own_and_end_with_the_conversation(self) -> None:
+    def test_agents_as_tools_and_handoffs_have_contexts_of_their_own_and_end_with_the_conversation(
+        self,
+    ) -> None:
         async def run() -> str:
             helper = Agent(name="helper", instructions="You help.", model=Calls())
             writer = Agent(name="writer", instructions="You write.", model=Calls())

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import time
 import urllib.parse
 import urllib.request

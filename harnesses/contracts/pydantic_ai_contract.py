@@ -4,9 +4,6 @@ import asyncio
 import inspect
 import unittest
 
-import kvtether.http
-from kvtether import Context
-from kvtether.adapters.pydantic_ai import KVTether
 from proxy_view import contexts, eventually, mismatches, operations, run_page
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import AbstractCapability, ProcessHistory
@@ -14,6 +11,10 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.providers.openai import OpenAIProvider
+
+import kvtether.http
+from kvtether import Context
+from kvtether.adapters.pydantic_ai import KVTether
 
 
 def model() -> OpenAIChatModel:
@@ -83,7 +84,9 @@ class Conversations(unittest.TestCase):
         self.assertEqual(edits, [{"op": "replace", "span": [2, 3], "n": 1}])
         self.assertEqual(mismatches("p-system"), 0)
 
-    def test_agents_inside_tools_have_contexts_of_their_own_that_end_with_the_tool_and_its_errors(self) -> None:
+    def test_agents_inside_tools_have_contexts_of_their_own_that_end_with_the_tool_and_its_errors(
+        self,
+    ) -> None:
         async def run() -> None:
             helper = Agent(model(), name="helper", capabilities=[self.tether])
             worker = Agent(Calls("ask"), name="worker", capabilities=[self.tether])
