@@ -39,12 +39,26 @@ class Seen(msgspec.Struct, frozen=True):
     last_key: bytes = b""
 
 
+class Leftovers(msgspec.Struct, frozen=True):
+    """Chunks that lie in the cache: some context refers to them, or none does and they are proven to be of
+    the proxy's own calls, or they are not."""
+
+    referred: set[bytes]
+    unreferenced: set[bytes]
+    unproven: set[bytes]
+
+    @property
+    def all(self) -> set[bytes]:
+        return self.referred | self.unreferenced | self.unproven
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a run. Edits are those that really happened to a list on the wire: told exactly by an
     operation, inferred by the proxy in the right context, or missed (it took the list for another's).
 
-    `unfollowed` are requests that the proxy did not follow at all. `zombies` are chunks that lie in the cache
-    though no context refers to them, `held` those of contexts that are over but whose lease is not.
+    `unfollowed` are requests that the proxy did not follow at all. Of what is dead by the truth and lies in
+    the cache, `zombies` are chunks that no context refers to, `held` those of contexts whose lease is not
+    over, `unproven` those that the proxy does not know to be of its own calls, and so may not free.
     `lost` are chunks that a living context needed again and found gone; there must be none.
     """
 
@@ -61,6 +75,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     unmapped: int = 0
     zombies: int = 0
     held: int = 0
+    unproven: int = 0
     lost: int = 0
     requests: int = 0
 
@@ -131,14 +146,13 @@ def judge(
     events: Sequence[RecordedEvent],
     *,
     ended: Iterable[str],
-    left: set[bytes],
-    removed: set[bytes],
+    left: Leftovers,
+    removed: Mapping[bytes, int],
     ends_of: EndsOf,
-    unreferenced: set[bytes],
 ) -> Verdict:
-    """The counts of a run. `ended` are the contexts that are truly over; `left` is what the cache still holds
-    now, `unreferenced` what of it no context refers to, `removed` what it once held and gave up. `ends_of`
-    tells where head and messages of a prompt end in its tokens.
+    """The counts of a run. `ended` are the contexts that are truly over; `left` is what the cache still
+    holds, `removed` what it once held and gave up, and when. `ends_of` tells where head and messages of a
+    prompt end in its tokens.
     """
     calls = matched(calls_seen(events), [each.exchange for each in requests])
     lasting = contexts(requests)
@@ -163,9 +177,10 @@ def judge(
         ends=len(ends),
         unfollowed=sum(each.exchange.number not in calls for each in requests),
         unmapped=sum(calls[n].num_tokens <= 0 for e in requests if (n := e.exchange.number) in calls),
-        zombies=len(dead & unreferenced),
-        held=len((dead & left) - unreferenced),
-        lost=lost(requests, ends_of) + len((_needed(lasting, over) & removed) - left),
+        zombies=len(dead & left.unreferenced),
+        held=len(dead & left.referred),
+        unproven=len(dead & left.unproven),
+        lost=lost(requests, ends_of) + len(_taken(lasting, over, removed) - left.all),
         requests=len(requests),
     )
 
@@ -173,8 +188,10 @@ def judge(
 def lost(requests: Sequence[TrueRequest], ends_of: EndsOf) -> int:
     """Chunks that a context had at its last request, needed at its next, and that were gone by then.
 
-    Of a list that was edited only the messages before the edit live on: what comes in may begin with the same
-    words as what went out, but what went out was dead.
+    Only what was freed since its last request counts: what was dead before may have come alive again without
+    being stored again, where the engine itself still had it. Of a list that was edited only the messages
+    before the edit live on: what comes in may begin with the same words as what went out, but what went out
+    was dead.
     """
     gone = 0
     for each in requests:
@@ -182,7 +199,8 @@ def lost(requests: Sequence[TrueRequest], ends_of: EndsOf) -> int:
         before = each.before.computed if each.before is not None else None
         if computed is None or before is None:
             continue
-        missing = set(computed.missing) & set(before.keys)
+        since = each.before.at_ns if each.before is not None else 0
+        missing = {key for key, at_ns in computed.missing.items() if at_ns > since} & set(before.keys)
         if missing:
             living = computed.prompt_keys[: _living_chunks(before, computed, ends_of)]
             gone += len(missing & set(living))
@@ -207,14 +225,16 @@ def _told(message: Mapping[str, Any]) -> tuple[object, ...]:
     return (message.get("role"), text_of(message.get("content")), message.get("tool_call_id"), calls)
 
 
-def _needed(lasting: Mapping[str, Sequence[TrueRequest]], over: set[str]) -> set[bytes]:
-    """What contexts that live on need in the cache: the prompts of their last answered requests."""
-    needed: set[bytes] = set()
+def _taken(
+    lasting: Mapping[str, Sequence[TrueRequest]], over: set[str], removed: Mapping[bytes, int]
+) -> set[bytes]:
+    """What was freed of the prompts of the last answered requests of contexts that live on."""
+    taken: set[bytes] = set()
     for ctx, of in lasting.items():
         last = of[-1].exchange
         if ctx not in over and last.answered_at and last.computed is not None:
-            needed |= set(last.computed.prompt_keys)
-    return needed
+            taken |= {key for key in last.computed.prompt_keys if removed.get(key, 0) > last.at_ns}
+    return taken
 
 
 def _keys(exchange: Exchange) -> tuple[bytes, ...]:

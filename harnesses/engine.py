@@ -53,15 +53,15 @@ class Computed(msgspec.Struct, frozen=True):
     """A request in tokens. `keys` are the chunk keys of prompt and answer, the first
     `num_prompt_keys` those of the prompt.
 
-    `missing` are prompt keys that the cache had and lost: they left L1 and lie in L2 neither. `reason` says
-    why the tokens are not those that an engine would make of the request; empty if they are. `chat` is what
-    they were made of, then.
+    `missing` are prompt keys that the cache had and lost, with the time of that in nanoseconds since the
+    epoch: they left L1 and lie in L2 neither. `reason` says why the tokens are not those that an engine would
+    make of the request; empty if they are. `chat` is what they were made of, then.
     """
 
     prompt: array[int]
     keys: tuple[bytes, ...]
     num_prompt_keys: int
-    missing: tuple[bytes, ...]
+    missing: Mapping[bytes, int]
     salt: str
     chunk_tokens: int
     chat: ChatPrompt | None = None
@@ -84,8 +84,8 @@ class ScriptedEngine:
         self.runner = EngineRunner(SimEngine(config, [self.events.take, self._heard]), RealClock())
         self.stored: dict[bytes, str] = {}
         """Every key that a request made so far, with its salt."""
-        self.removed: set[bytes] = set()
-        """Every key that left L1 so far: freed, for there is room for all."""
+        self.removed: dict[bytes, int] = {}
+        """Every key that left L1 so far, and when: freed, for there is room for all."""
         self._responses: dict[str, tuple[Item, ...]] = {}
         self._exit = AsyncExitStack()
 
@@ -141,7 +141,7 @@ class ScriptedEngine:
         limit = transfer.get(MAX_OFFLOAD_TOKENS) if isinstance(transfer, dict) else None
         known = [key for key in keys[:num_prompt] if key in self.removed]
         found = self.runner.locate(salt, known)
-        missing = tuple(key for key, tiers in zip(known, found, strict=True) if not tiers)
+        missing = {key: self.removed[key] for key, tiers in zip(known, found, strict=True) if not tiers}
         request = SimRequest(
             request_id=secrets.token_hex(8),
             token_ids=prompt,
@@ -182,7 +182,7 @@ class ScriptedEngine:
     def _heard(self, at_ns: int, events: Sequence[KvEvent]) -> None:
         for each in events:
             if isinstance(each, BlockRemoved) and each.medium != "GPU":
-                self.removed.update(each.block_hashes)
+                self.removed |= dict.fromkeys(each.block_hashes, at_ns)
 
     def left(self) -> set[bytes]:
         """Of all that was ever stored, what lies in L1 or L2 now."""

@@ -213,7 +213,7 @@ class ModelServer:
         exchange = Exchange(
             number=len(self.exchanges),
             at=self._now(),
-            at_ns=time.time_ns(),
+            at_ns=self.engine.runner.clock.now_ns(),
             method=request.method,
             path=request.url.path,
             headers=[

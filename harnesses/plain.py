@@ -29,6 +29,9 @@ class Agent:
         self.tools = tools
         self.system = system
         self.messages: list[Message] = []
+        self.children = 0
+        # One for each: agents of a run work at the same time, in no fixed order.
+        self.chance = random.Random(f"{run.seed} {ctx}")
         self.first = ""
         """How its first request came about, if it is no new one."""
 
@@ -56,7 +59,7 @@ class Agent:
             return await self.run.subagent(self, value)
         if name == "shell":
             return value.partition("'")[2].rpartition("'")[0]
-        return PROSE * self.run.chance.randint(1, 12)
+        return PROSE * self.chance.randint(1, 12)
 
     def one_off(self, kind: str) -> Awaitable[Message]:
         """A request about this list that no list goes on with: a title or a summary of it."""
@@ -83,13 +86,14 @@ class PlainRun:
 
     def task(self, name: str, number: int, ctx: str, more: int | None = None) -> str:
         """A user's text with a task in it."""
-        more = self.chance.randint(0, 5) if more is None else more
-        words = self.chance.choice(("Look around.", "What is in the notes?", "Check the figures once more."))
+        chance = random.Random(f"{self.seed} {ctx} {number}")
+        more = chance.randint(0, 5) if more is None else more
+        words = chance.choice(("Look around.", "What is in the notes?", "Check the figures once more."))
         mark = f"{name}#{self.seed}-{ctx.replace('.', '-')}-{number}"
         return f"[[task {mark} more={more} prose={self.prose}]] {words}"
 
     def agent(self, number: int = 0) -> Agent:
-        return Agent(self, f"main-{number}", self.system)
+        return Agent(self, f"{self.seed}-main-{number}", self.system)
 
     async def send(self, messages: Sequence[Message], tools: Sequence[str], truth: str) -> Message:
         """One request and its answer."""
@@ -100,21 +104,21 @@ class PlainRun:
 
     async def subagent(self, parent: Agent, prompt: str) -> str:
         """Let another agent with another head do a task; answers what it says."""
-        number = self.chance.randint(0, 1 << 30)
-        child = Agent(self, f"{parent.ctx}.sub-{number}", "You help another agent.", TOOLS[:1])
+        parent.children += 1
+        child = Agent(self, f"{parent.ctx}.sub-{parent.children}", "You help another agent.", TOOLS[:1])
         child.first = f"; relation=subagent; parent={parent.ctx}"
         return await child.work(prompt)
 
 
 async def append_only(run: PlainRun, agent: Agent) -> None:
     """Only ever appends."""
-    for number in range(run.chance.randint(1, 3)):
+    for number in range(agent.chance.randint(1, 3)):
         await agent.work(run.task("tools", number, agent.ctx))
 
 
 async def sliding_window(run: PlainRun, agent: Agent) -> None:
     """Sends the last messages only, on each call anew, as autogen's buffered context does."""
-    width = run.chance.randint(4, 10)
+    width = agent.chance.randint(4, 10)
 
     def shown(of: Agent) -> list[Message]:
         kept = of.messages[-width:]
@@ -131,7 +135,7 @@ async def summarising(run: PlainRun, agent: Agent) -> None:
     for number in range(3):
         await agent.work(run.task("tools", number, agent.ctx, more=2))
         summary = await agent.one_off("summary")
-        keep = run.chance.choice((0, 1, 2))
+        keep = agent.chance.choice((0, 1, 2))
         agent.messages = [Message("user", summary.text), *(agent.messages[-keep:] if keep else ())]
         if keep == 2 and agent.messages[1].role == "tool":
             del agent.messages[1]
@@ -139,7 +143,7 @@ async def summarising(run: PlainRun, agent: Agent) -> None:
 
 async def pruning(run: PlainRun, agent: Agent) -> None:
     """Cuts old tool results out of the list, some at a time."""
-    every, keep = run.chance.randint(2, 4), run.chance.randint(2, 4)
+    every, keep = agent.chance.randint(2, 4), agent.chance.randint(2, 4)
 
     def shown(of: Agent) -> list[Message]:
         results = [at for at, each in enumerate(of.messages) if each.role == "tool"]
@@ -157,8 +161,8 @@ async def retrying(run: PlainRun, agent: Agent) -> None:
     """Sends a request again now and then: after an answer that it throws away, or both at once."""
     agent.messages.append(Message("user", run.task("tools", 0, agent.ctx, more=4)))
     for _ in range(LONGEST):
-        times = run.chance.choice((1, 1, 2, 3))
-        if run.chance.random() < 0.3:
+        times = agent.chance.choice((1, 1, 2, 3))
+        if agent.chance.random() < 0.3:
             answers = await asyncio.gather(*(agent.ask(agent.messages) for _ in range(times)))
         else:
             answers = [await agent.ask(agent.messages) for _ in range(times)]
@@ -172,7 +176,7 @@ async def retrying(run: PlainRun, agent: Agent) -> None:
 async def delegating(run: PlainRun, agent: Agent) -> None:
     """Has several subagents work at the same time, some with subagents of their own."""
     agent.tools = ("shell", "read_file", "task")
-    await agent.work(run.task(run.chance.choice(("crowd", "full")), 0, agent.ctx))
+    await agent.work(run.task(agent.chance.choice(("crowd", "full")), 0, agent.ctx))
     await agent.work(run.task("tools", 1, agent.ctx))
 
 
@@ -180,7 +184,7 @@ async def best_of(run: PlainRun, agent: Agent) -> None:
     """Lets several copies of the list go on in ways of their own and takes the best one."""
     await agent.work(run.task("tools", 0, agent.ctx))
     branches = []
-    for number in range(run.chance.randint(2, 4)):
+    for number in range(agent.chance.randint(2, 4)):
         branch = Agent(run, f"{agent.ctx}.way-{number}", agent.system, agent.tools)
         branch.messages = list(agent.messages)
         branch.first = f"; relation=fork; parent={agent.ctx}"
@@ -195,7 +199,7 @@ async def rewinding(run: PlainRun, agent: Agent) -> None:
     for number in range(3):
         before = len(agent.messages)
         await agent.work(run.task("tools", number, agent.ctx))
-        if run.chance.random() < 0.6:
+        if agent.chance.random() < 0.6:
             del agent.messages[before:]
             await agent.work(run.task("tools", number + 10, agent.ctx))
 
@@ -205,7 +209,7 @@ async def restless(run: PlainRun, agent: Agent) -> None:
     system = agent.system
 
     def shown(of: Agent) -> list[Message]:
-        of.system = f"It is {run.chance.randint(0, 23)}:{run.chance.randint(10, 59)} now. {system}"
+        of.system = f"It is {agent.chance.randint(0, 23)}:{agent.chance.randint(10, 59)} now. {system}"
         return of.messages
 
     for number in range(2):
@@ -236,5 +240,5 @@ async def behave(name: str, seed: int, url: str, model: str) -> None:
         agents = [run.agent(number) for number in range(run.chance.choice((1, 1, 2, 3)))]
         if run.chance.random() < 0.4:
             asked = Message("user", "Write a title for a conversation about: looking around")
-            await run.send([asked], (), "title; relation=one-off")
+            await run.send([asked], (), f"{seed}-title; relation=one-off")
         await asyncio.gather(*(BEHAVIOURS[name](run, agent) for agent in agents))

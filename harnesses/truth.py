@@ -130,7 +130,7 @@ def _relation(exchange: Exchange, ctx: str, before: Exchange | None, summary: st
 
 def _telling(answer: Answer) -> str:
     """What of a summary can be found again, however it is quoted."""
-    return answer.reply.text[:40]
+    return answer.reply.text.replace("<summary>", "").strip()[:40]
 
 
 def is_edit(before: Exchange, after: Exchange) -> bool:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from engine_bridge.drivers.sim import SimCache
+from harnesses.checks import Leftovers
 from harnesses.engine import MODEL_NAME
 from harnesses.model_server import ModelServer, scripted_model
 from lifecycle.core.events import RecordedEvent
@@ -20,7 +21,7 @@ SETTLE_SECONDS = 20.0
 POLL_SECONDS = 0.1
 RETRY_SECONDS = 40.0
 QUIET_POLLS = 8
-"""The cache has come to rest if so many looks in a row see no directive under way and no chunk leave."""
+"""All is at rest if so many looks in a row see no directive under way, no event come, and no chunk leave."""
 
 OWNED = {"VERIFIED", "OURS"}
 
@@ -42,15 +43,15 @@ class World:
         return self.up.runtime.tracking.namespace(MODEL_NAME, "")
 
     async def settle(self) -> bool:
-        """Until nothing more is freed; whether that came within the time."""
+        """Until nothing more happens; whether that came within the time."""
         index = self.up.runtime.tracker.contexts.index
-        quiet, before = 0, -1
+        quiet, before = 0, (-1, -1)
         for _ in range(int(SETTLE_SECONDS / POLL_SECONDS)):
-            left = len(self.model.engine.left())
-            quiet = quiet + 1 if left == before and not index.open_directives() else 0
+            now = len(self.model.engine.left()), len(self.heard)
+            quiet = quiet + 1 if now == before and not index.open_directives() else 0
             if quiet == QUIET_POLLS:
                 return True
-            before = left
+            before = now
             await asyncio.sleep(POLL_SECONDS)
         return False
 
@@ -58,7 +59,7 @@ class World:
         """Until no chunk is left that nothing refers to, or one that was left alone for a while, because the
         last directive about it came to nothing, has been asked for again."""
         for _ in range(int(RETRY_SECONDS / POLL_SECONDS)):
-            if not self.unreferenced():
+            if not self.leftovers().unreferenced:
                 break
             await asyncio.sleep(POLL_SECONDS)
 
@@ -69,14 +70,18 @@ class World:
         for uid in [uid for uid, state in tracker.contexts.states.items() if state.open]:
             await tracker.observe(uid, Tick(at_ns=at_ns))
 
-    def unreferenced(self) -> set[bytes]:
-        """Chunks that lie in the cache, are proven to be ours, and that no context refers to."""
+    def leftovers(self) -> Leftovers:
+        """What lies in the cache, by what the proxy's books say of it."""
         index = self.up.runtime.tracker.contexts.index
-        found = set()
+        found = Leftovers(set(), set(), set())
         for key in self.model.engine.left():
             described = index.describe(self.namespace, key)
-            if described is not None and not described.references and set(described.flags) >= OWNED:
-                found.add(key)
+            if described is not None and described.references:
+                found.referred.add(key)
+            elif described is not None and set(described.flags) >= OWNED:
+                found.unreferenced.add(key)
+            else:
+                found.unproven.add(key)
         return found
 
 

@@ -87,7 +87,8 @@ def identify(
             one_off=True,
             relation=Relation.ONE_OFF,
         )
-    anew = match.relation is Relation.UNRELATED or match.reason == BY_BEGINNING
+    anew = match.relation is Relation.UNRELATED and match.reason != ONE_OFF_WENT_ON
+    anew = anew or match.reason == BY_BEGINNING
     found = texts.find(tenant, call, said.groups) if anew and texts is not None else None
     if found is not None:
         turn = found.relation is Relation.COMPACTS

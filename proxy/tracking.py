@@ -179,6 +179,8 @@ class Tracking:
                     harness=request.harness,
                     backend=call.placed.backend,
                     placed=call.placed.reason,
+                    rung=request.identity.rung,
+                    reason=request.identity.reason,
                 ),
             )
             # An arrival that waits for the log will be given the next number when it is recorded.

@@ -83,6 +83,8 @@ def arrive(decision: Decision, call: CallArrival) -> None:
             proxy=call.proxy,
             backend=call.backend,
             placed=call.placed,
+            rung=call.rung,
+            reason=call.reason,
         )
     )
 

@@ -100,7 +100,8 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     was sent before the call. `num_messages` is the length of the whole list, 0 where it was not recorded.
     `arm` is how the call ran, None if nobody said; `harness` the class of program that sent it; `proxy` the
     process that forwards it, empty where it was not recorded. `backend` is the engine it goes to, and
-    `placed` why, both empty where there is but one engine.
+    `placed` why, both empty where there is but one engine. `rung` and `reason` say how it was told that the
+    call is one of this context, None and empty where it was not recorded.
     """
 
     call_id: str
@@ -127,6 +128,8 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     proxy: str = ""
     backend: str = ""
     placed: str = ""
+    rung: IdentityRung | None = None
+    reason: str = ""
 
 
 class CallMapped(LoggedEvent, frozen=True, kw_only=True, tag="call_mapped.v1"):

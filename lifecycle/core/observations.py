@@ -171,7 +171,8 @@ class ContextOpened(_Observation, frozen=True, kw_only=True):
 class CallArrival(_Observation, frozen=True, kw_only=True):
     """A call reached the proxy. `head` digests everything the template sees besides the messages.
 
-    `proxy` names the process that forwards it; the tracker fills it in.
+    `rung` and `reason` say how it was told that the call is one of this context. `proxy` names the process
+    that forwards it; the tracker fills it in.
     """
 
     call_id: str
@@ -192,6 +193,8 @@ class CallArrival(_Observation, frozen=True, kw_only=True):
     proxy: str = ""
     backend: str = ""
     placed: str = ""
+    rung: IdentityRung | None = None
+    reason: str = ""
 
 
 class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):

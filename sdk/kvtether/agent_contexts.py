@@ -95,14 +95,27 @@ class AgentContexts:
         finally:
             _conversation.reset(reset)
 
-    def beside(self, root: Context, agent: str, name: str = "") -> Context:
-        """The context of an agent that `root` handed its conversation or some work to: its own list of it."""
-        name = context_id(name or f"{root.name}:{agent}")
+    def beside(self, root: Context | None, agent: str, name: str = "") -> Context:
+        """The context of an agent that `root` handed its conversation or some work to: its own list of it.
+
+        Without a root, or where `name` is the root's, the context of that name, labelled with the agent.
+        """
+        name = context_id(name or f"{root.name if root else 'agent'}:{agent}")
+        if root is None or root.name == name:
+            found = self.named(name)
+            found.agent = found.agent or label(agent)
+            return found
         with self._lock:
-            found = self._known.pop(name, None)
-            if found is None:
+            known = self._known.pop(name, None)
+            if known is None:
                 root.waiting("subagent")
-            return self._keep(found or root.spawn(name=name, agent=agent))
+            return self._keep(known or root.spawn(name=name, agent=agent))
+
+    def one_off(self, agent: str = "") -> Context:
+        """A context for a single call that nobody's list has part in."""
+        once = Context(agent=agent or self.agent, flow=self.flow, client=self.client)
+        once.is_one_off = True
+        return once
 
     def over(self, name: str, *, goes_on: bool) -> None:
         """A run has ended. Its context waits for the user if the conversation `goes_on`, else it ends, unless

@@ -1,18 +1,17 @@
 """Each count of a verdict is right where all went well, and each can fail."""
 
-from harnesses.checks import judge
+from harnesses.checks import Leftovers, judge
 from harnesses.truth import true_requests
 from tests.harnesses.books import Books, chunks
 
 
-def verdict(books, *, ended=(), left=frozenset(), unreferenced=frozenset(), removed=frozenset()):
+def verdict(books, *, ended=(), left=(), unreferenced=(), unproven=(), removed=()):
     return judge(
         true_requests(books.exchanges),
         books.events,
         ended=ended,
-        left=set(left),
-        unreferenced=set(unreferenced),
-        removed=set(removed),
+        left=Leftovers(set(left) - {*unreferenced, *unproven}, set(unreferenced), set(unproven)),
+        removed=dict.fromkeys(removed, 10**9),
         ends_of=lambda chat: [4 * (n + 1) for n in range(len(chat.messages) + 1)],
     )
 
@@ -120,7 +119,9 @@ def test_dead_chunks_are_zombies_if_nothing_refers_to_them_else_held():
     one = set(books.exchanges[1].computed.keys)
     assert verdict(books, ended=["main", "other"]).zombies == 0
     told = verdict(books, ended=["main", "other"], left=every, unreferenced=one)
-    assert (told.zombies, told.held) == (len(one), len(every - one))
+    assert (told.zombies, told.held, told.unproven) == (len(one), len(every - one), 0)
+    told = verdict(books, ended=["main", "other"], left=every, unproven=one)
+    assert (told.zombies, told.held, told.unproven) == (0, len(every - one), len(one))
 
 
 def test_what_a_living_context_holds_is_no_zombie():
@@ -137,6 +138,15 @@ def test_live_kv_is_lost_if_the_next_request_of_the_context_misses_it():
     later = books.request("first.......aaaaaaaamore", "main", uid="one", missing=[gone])
     assert later.computed.missing
     assert verdict(books, ended=["main"]).lost == 1
+
+
+def test_what_was_dead_when_it_was_freed_is_not_lost_though_it_came_alive_again():
+    books = Books()
+    books.begins("one")
+    gone = chunks("first.......")[1:2]
+    books.request("first.......", "main", uid="one", missing=gone)
+    books.request("first.......aaaaaaaamore", "main", uid="one", missing=gone, missing_since=-1)
+    assert verdict(books, ended=["main"]).lost == 0
 
 
 def test_words_that_come_back_after_an_edit_were_dead_and_are_not_lost():

@@ -101,6 +101,12 @@ def test_requests_that_are_no_next_step(messages, kind):
 
 def test_a_summary_is_asked_for_amid_tools_only_in_so_many_words():
     assert said([user(TASK), user("Create a detailed summary of our conversation")], TOOLS).kind == "summary"
+    long = (
+        "Respond with text in a <summary> block. Your task is to create a detailed summary of it all."
+        + " x" * 9000
+    )
+    reply = said([user(TASK), user(long)], TOOLS)
+    assert (reply.kind, reply.text[:9], reply.text[-10:]) == ("summary", "<summary>", "</summary>")
     assert said([user(f"{TASK} Then write a summary of the file.")], TOOLS).kind == "step"
 
 

@@ -9,7 +9,7 @@ from kvtether.agent_contexts import AgentContexts
 from kvtether.context import Context, current
 
 try:
-    from crewai.events import AgentExecutionCompletedEvent, crewai_event_bus
+    from crewai.events import AgentExecutionCompletedEvent, AgentExecutionErrorEvent, crewai_event_bus
     from crewai.hooks import (
         register_after_tool_call_hook,
         register_before_llm_call_hook,
@@ -20,7 +20,7 @@ except ImportError as missing:
     raise ImportError("kvtether.adapters.crewai needs it: pip install crewai") from missing
 
 _caller: ContextVar[Context | None] = ContextVar("kvtether_caller", default=None)
-_sent: ContextVar[Any] = ContextVar("kvtether_sent", default=None)
+_asked: ContextVar[list[Any] | None] = ContextVar("kvtether_asked", default=None)
 
 
 class KVTether(BaseInterceptor[Any, Any]):
@@ -31,26 +31,29 @@ class KVTether(BaseInterceptor[Any, Any]):
     """
 
     def __init__(self, flow: str = "") -> None:
-        self.contexts = AgentContexts(flow=flow)
-        self._before, self._after = http.hooks()["request"][0], http.hooks()["response"][0]
+        self.contexts, self._send = AgentContexts(flow=flow), http.hooks()["request"][0]
         register_before_llm_call_hook(self._asks)
         register_before_tool_call_hook(self._calls)
         register_after_tool_call_hook(lambda call: _caller.set(None))
         crewai_event_bus.on(AgentExecutionCompletedEvent)(self._ended)
+        crewai_event_bus.on(AgentExecutionErrorEvent)(self._ended)
 
     def on_outbound(self, message: Any) -> Any:
         """Say whose call it is and what became of its list."""
-        context = current()
-        if context is not None:
-            context.messages.sync(json.loads(message.content).get("messages", ()))
-        self._before(message)
-        _sent.set(message)
+        body, asked, context = json.loads(message.content), _asked.get(), current()
+        sent = body.get("messages") or body.get("input")
+        if context is not None and isinstance(sent, list):
+            if asked and sent[0].get("content") != asked[0].get("content"):  # a summary, asked amid a call
+                context = self.contexts.one_off(context.agent)
+            context.messages.sync(sent)
+            with context.active():
+                self._send(message)
         return message
 
     def on_inbound(self, message: Any) -> Any:
         """Learn whether the proxy is there."""
-        message.request = _sent.get()
-        self._after(message)
+        if (context := current()) is not None:
+            context.client.saw(f"{context.client.origin}/", message.headers)
         return message
 
     async def aon_outbound(self, message: Any) -> Any:
@@ -62,27 +65,16 @@ class KVTether(BaseInterceptor[Any, Any]):
         return self.on_inbound(message)
 
     def _asks(self, call: Any) -> None:
-        work, caller, role = (
-            call.executor and (call.task or call.agent),
-            _caller.get(),
-            getattr(call.agent, "role", ""),
-        )
-        if not work:
-            context = Context(agent=role, flow=self.contexts.flow)
-            context.is_one_off = True
-        elif caller is not None and caller.name != str(work.id):
-            context = self.contexts.beside(caller, role, name=str(work.id))
-        else:
-            context = self.contexts.named(str(work.id))
-            context.agent = context.agent or role
-        context.activate()
+        role = getattr(call.agent, "role", "")
+        work = call.executor and (call.task or call.agent)
+        one = self.contexts.beside(_caller.get(), role, str(work.id)) if work else self.contexts.one_off(role)
+        _asked.set(call.messages if work else None)
+        one.activate()
 
     def _calls(self, call: Any) -> None:
-        _caller.set(
-            self.contexts.named(str((call.task or call.agent).id)) if call.task or call.agent else None
-        )
-        if (caller := _caller.get()) is not None:
-            caller.waiting("tool", tool=call.tool_name)
+        if work := call.task or call.agent:
+            _caller.set(self.contexts.named(str(work.id)))
+            self.contexts.named(str(work.id)).waiting("tool", tool=call.tool_name)
 
     def _ended(self, source: Any, event: Any) -> None:
         self.contexts.close(str(event.task.id))
