@@ -84,6 +84,7 @@ class Conversations(unittest.TestCase):
         self.assertEqual(len(rows), 2)
         for row in rows:
             self.assertEqual(mismatches(row["context_id"]), 0)
+            self.assertFalse(row["parent"])
         for talk in talks:
             talk.close()
             end(talk.id)
