@@ -50,7 +50,7 @@ class Calls(OpenAIChatCompletionsModel):
             ResponseFunctionToolCall(
                 type="function_call", name=name, arguments=arguments, call_id=f"call-{n}"
             )
-            for n, (name, arguments) in enumerate(self.calls)
+            for n, (name, said) in enumerate(self.calls)
         ]
         self.calls = []
         return ModelResponse(output=made, usage=Usage(), response_id=None)
@@ -107,7 +107,7 @@ class Conversations(unittest.TestCase):
             await asyncio.to_thread(eventually, lambda: any(o["op"] == "remove" for o in operations(name)))
             await Runner.run(agent, "Three?", session=session, run_config=config, hooks=tether)
 
-    def test_agents_as_tools_and_handoffs_have_contexts_of_their_own_and_end_with_the_conversation(
+    def test_agents_as_tools_and_handoffs_have_contexts_of_their_own_that_end(
         self,
     ) -> None:
         async def run() -> str:

@@ -84,7 +84,7 @@ class Conversations(unittest.TestCase):
         self.assertEqual(edits, [{"op": "replace", "span": [2, 3], "n": 1}])
         self.assertEqual(mismatches("p-system"), 0)
 
-    def test_agents_inside_tools_have_contexts_of_their_own_that_end_with_the_tool_and_its_errors(
+    def test_agents_inside_tools_have_contexts_of_their_own_that_end_with_errors_too(
         self,
     ) -> None:
         async def run() -> None:

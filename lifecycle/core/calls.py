@@ -47,15 +47,9 @@ def arrive(decision: Decision, call: CallArrival) -> None:
     """
     state = decision.state
     declared = state.declared_length if state.declares_appends else None
-    if declared is not None and declared != len(call.messages):
-        decision.emit(
-            DeclarationMismatched(
-                at_ns=decision.at_ns,
-                call_id=call.call_id,
-                expected=declared,
-                actual=len(call.messages),
-            )
-        )
+    if declared is not None and declared != (actual := len(call.messages)):
+        call_id, now = call.call_id, decision.at_ns
+        decision.emit(DeclarationMismatched(at_ns=now, call_id=call_id, expected=declared, actual=actual))
     match = match_list(decision.state, call.head, call.messages)
     decision.emit(
         CallArrived(

@@ -1,9 +1,7 @@
-"""The adapter of CrewAI: what needs no harness."""
+"""CrewAI: without it, the adapter says what is missing. With it: harnesses/contracts."""
 
-from tests.sdk.adapters.adapter_rules import AdapterRules
+from tests.sdk.adapters.missing_harness import import_without
 
 
-class TestCrewAI(AdapterRules):
-    module = "crewai"
-    name = "crewai"
-    package = "crewai"
+def test_it_names_the_package_to_install(monkeypatch):
+    assert import_without("crewai", "crewai", monkeypatch).endswith("pip install crewai")

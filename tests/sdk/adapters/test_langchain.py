@@ -1,9 +1,7 @@
-"""The adapter of LangChain: what needs no harness."""
+"""LangChain: without it, the adapter says what is missing. With it: harnesses/contracts."""
 
-from tests.sdk.adapters.adapter_rules import AdapterRules
+from tests.sdk.adapters.missing_harness import import_without
 
 
-class TestLangChain(AdapterRules):
-    module = "langchain"
-    name = "langchain"
-    package = "langchain"
+def test_it_names_the_package_to_install(monkeypatch):
+    assert import_without("langchain", "langchain", monkeypatch).endswith("pip install langchain")

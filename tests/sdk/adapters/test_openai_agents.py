@@ -1,9 +1,7 @@
-"""The adapter of the OpenAI Agents SDK: what needs no harness."""
+"""The OpenAI Agents SDK: without it, the adapter says what is missing. With it: harnesses/contracts."""
 
-from tests.sdk.adapters.adapter_rules import AdapterRules
+from tests.sdk.adapters.missing_harness import import_without
 
 
-class TestOpenAIAgents(AdapterRules):
-    module = "openai_agents"
-    name = "openai-agents"
-    package = "openai-agents"
+def test_it_names_the_package_to_install(monkeypatch):
+    assert import_without("agents", "openai_agents", monkeypatch).endswith("pip install openai-agents")

@@ -1,9 +1,9 @@
-"""The adapter of Pydantic AI: what needs no harness."""
+"""Pydantic AI: without it, the adapter says what is missing. With it: harnesses/contracts."""
 
-from tests.sdk.adapters.adapter_rules import AdapterRules
+from tests.sdk.adapters.missing_harness import import_without
 
 
-class TestPydanticAI(AdapterRules):
-    module = "pydantic_ai"
-    name = "pydantic-ai"
-    package = "pydantic-ai-slim[openai]"
+def test_it_names_the_package_to_install(monkeypatch):
+    assert import_without("pydantic_ai", "pydantic_ai", monkeypatch).endswith(
+        "pip install 'pydantic-ai-slim[openai]'"
+    )
