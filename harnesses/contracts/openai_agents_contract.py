@@ -47,9 +47,7 @@ class Calls(OpenAIChatCompletionsModel):
         if not self.calls:
             return answer
         made = [
-            ResponseFunctionToolCall(
-                type="function_call", name=name, arguments=arguments, call_id=f"call-{n}"
-            )
+            ResponseFunctionToolCall(type="function_call", name=name, arguments=said, call_id=f"call-{n}")
             for n, (name, said) in enumerate(self.calls)
         ]
         self.calls = []

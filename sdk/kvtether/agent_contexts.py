@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from kvtether.arguments import WaitKind
 from kvtether.client import Client
-from kvtether.context import Context, WaitKind, current
+from kvtether.context import Context, current
 from kvtether.names import context_id, label
 
 MAX_CONTEXTS = 1024
