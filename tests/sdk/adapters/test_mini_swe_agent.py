@@ -4,4 +4,6 @@ from tests.sdk.adapters.missing_harness import import_without
 
 
 def test_it_names_the_package_to_install(monkeypatch):
-    assert import_without("minisweagent", "mini_swe_agent", monkeypatch).endswith("pip install mini-swe-agent")
+    assert import_without("minisweagent", "mini_swe_agent", monkeypatch).endswith(
+        "pip install mini-swe-agent"
+    )

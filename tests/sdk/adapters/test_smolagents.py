@@ -4,4 +4,6 @@ from tests.sdk.adapters.missing_harness import import_without
 
 
 def test_it_names_the_package_to_install(monkeypatch):
-    assert import_without("smolagents", "smolagents", monkeypatch).endswith("pip install 'smolagents[openai]'")
+    assert import_without("smolagents", "smolagents", monkeypatch).endswith(
+        "pip install 'smolagents[openai]'"
+    )
