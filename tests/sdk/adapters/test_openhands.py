@@ -1,7 +1,8 @@
-"""OpenHands SDK: without it, the adapter says what is missing. With it: harnesses/contracts."""
+"""OpenHands SDK: what the adapter says without it. With it: harnesses/contracts."""
 
 from tests.sdk.adapters.missing_harness import import_without
 
 
 def test_it_names_the_package_to_install(monkeypatch):
-    assert import_without("openhands", "openhands", monkeypatch).endswith("pip install openhands-sdk")
+    told = import_without("openhands", "openhands", monkeypatch)
+    assert told.endswith("pip install openhands-sdk")

@@ -1,7 +1,8 @@
-"""Strands Agents: without it, the adapter says what is missing. With it: harnesses/contracts."""
+"""Strands Agents: what the adapter says without it. With it: harnesses/contracts."""
 
 from tests.sdk.adapters.missing_harness import import_without
 
 
 def test_it_names_the_package_to_install(monkeypatch):
-    assert import_without("strands", "strands", monkeypatch).endswith("pip install 'strands-agents[openai]'")
+    told = import_without("strands", "strands", monkeypatch)
+    assert told.endswith("pip install 'strands-agents[openai]'")
