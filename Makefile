@@ -79,6 +79,7 @@ bench: $(STAMP) .engine/npm/.fetched peers ## the tables of docs/performance.md
 	$(PY) -m bench.embedded_engine
 	$(PY) -m bench.observing
 	$(PY) -m bench.sdk
+	$(PY) -m bench.recognition
 	$(PY) -m bench.proxy
 
 peers: .peers/.installed ## the other proxies that `make bench` measures beside ours, in an environment of their own

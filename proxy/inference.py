@@ -38,7 +38,7 @@ REPLAYED_ROLES = ("assistant", "tool")
 MARKS_A_MESSAGE = 12
 MARKS_TOLD = 128
 MARKS_A_CONTEXT = 512
-MARKS_A_CALL = 512
+MARKS_A_CALL = 256
 ANSWERS_KEPT = 8
 """Answers of a context, and of one-offs beside it, that a later list may carry."""
 
@@ -110,8 +110,9 @@ class Inference:
         summary = self.summary(tenant, call, groups)
         if summary is not None or begin >= end:
             return summary
-        told = list(islice(self._marks(call, begin, begin + 1, quoting=True), MARKS_TOLD))
-        quoting = None if call.has_tools else self._one_off(tenant, call, begin, groups)
+        first = self._marks(call, begin, begin + 1, quoting=True)
+        told = list(islice(first, MARKS_TOLD if call.has_tools else MARKS_A_CALL))
+        quoting = None if call.has_tools else self._one_off(tenant, call, begin, told, groups)
         sent = self._subagent(tenant, call, told, groups)
         if quoting is None or (sent is not None and sent[1] >= quoting[1]):
             return sent[0] if sent is not None else None
@@ -214,14 +215,12 @@ class Inference:
         return None
 
     def _one_off(
-        self, tenant: str, call: FollowedCall, begin: int, groups: Groups
+        self, tenant: str, call: FollowedCall, begin: int, told: Sequence[bytes], groups: Groups
     ) -> tuple[Finding, int] | None:
         """It has no tools to act with, and quotes somebody who has, or who has other instructions."""
         end = len(call.written)
-        found = dict.fromkeys(islice(self._marks(call, begin, begin + 1, quoting=True), MARKS_A_CALL))
         more = self._marks(call, max(begin + 1, end - MESSAGES_QUOTING), end, quoting=True)
-        found.update(dict.fromkeys(islice(more, MARKS_A_CALL)))
-        marks = list(found)
+        marks = list(dict.fromkeys((*told, *islice(more, MARKS_A_CALL))))
         system = system_of(call)
         for texts, hits in self._carriers(tenant, self._said, marks, groups):
             unlike = texts.has_tools or texts.system != system
