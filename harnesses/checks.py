@@ -1,10 +1,14 @@
 """What the proxy's events say, held against what the harness really did and what lies in the cache."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any, TypeAlias
 
 import msgspec
 
+from engine_bridge.mapping.prompts import ChatPrompt
+from harnesses.conversation import text_of
+from harnesses.engine import Computed
 from harnesses.model_server import Exchange
 from harnesses.truth import Relation, TrueRequest, contexts
 from lifecycle.core.events import (
@@ -18,6 +22,8 @@ from lifecycle.core.events import (
 )
 from lifecycle.core.ids import KEY_BYTES, context_stream
 from lifecycle.core.observations import RemoveMessages, ReplaceMessages
+
+EndsOf: TypeAlias = Callable[[ChatPrompt], Sequence[int]]
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -33,12 +39,26 @@ class Seen(msgspec.Struct, frozen=True):
     last_key: bytes = b""
 
 
+class Leftovers(msgspec.Struct, frozen=True):
+    """Chunks that lie in the cache: some context refers to them, or none does and they are proven to be of
+    the proxy's own calls, or they are not."""
+
+    referred: set[bytes]
+    unreferenced: set[bytes]
+    unproven: set[bytes]
+
+    @property
+    def all(self) -> set[bytes]:
+        return self.referred | self.unreferenced | self.unproven
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a run. Edits are those that really happened to a list on the wire: told exactly by an
     operation, inferred by the proxy in the right context, or missed (it took the list for another's).
 
-    `unfollowed` are requests that the proxy did not follow at all. `zombies` are chunks that lie in the cache
-    though no context refers to them, `held` those of contexts that are over but whose lease is not.
+    `unfollowed` are requests that the proxy did not follow at all. Of what is dead by the truth and lies in
+    the cache, `zombies` are chunks that no context refers to, `held` those of contexts whose lease is not
+    over, `unproven` those that the proxy does not know to be of its own calls, and so may not free.
     `lost` are chunks that a living context needed again and found gone; there must be none.
     """
 
@@ -55,6 +75,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     unmapped: int = 0
     zombies: int = 0
     held: int = 0
+    unproven: int = 0
     lost: int = 0
     requests: int = 0
 
@@ -125,12 +146,13 @@ def judge(
     events: Sequence[RecordedEvent],
     *,
     ended: Iterable[str],
-    left: set[bytes],
-    removed: set[bytes],
-    unreferenced: set[bytes],
+    left: Leftovers,
+    removed: Mapping[bytes, int],
+    ends_of: EndsOf,
 ) -> Verdict:
-    """The counts of a run. `ended` are the contexts that are truly over; `left` is what the cache still holds
-    now, `unreferenced` what of it no context refers to, `removed` what it once held and gave up.
+    """The counts of a run. `ended` are the contexts that are truly over; `left` is what the cache still
+    holds, `removed` what it once held and gave up, and when. `ends_of` tells where head and messages of a
+    prompt end in its tokens.
     """
     calls = matched(calls_seen(events), [each.exchange for each in requests])
     lasting = contexts(requests)
@@ -155,30 +177,64 @@ def judge(
         ends=len(ends),
         unfollowed=sum(each.exchange.number not in calls for each in requests),
         unmapped=sum(calls[n].num_tokens <= 0 for e in requests if (n := e.exchange.number) in calls),
-        zombies=len(dead & unreferenced),
-        held=len((dead & left) - unreferenced),
-        lost=lost(requests) + len((_needed(lasting, over) & removed) - left),
+        zombies=len(dead & left.unreferenced),
+        held=len(dead & left.referred),
+        unproven=len(dead & left.unproven),
+        lost=lost(requests, ends_of) + len(_taken(lasting, over, removed) - left.all),
         requests=len(requests),
     )
 
 
-def lost(requests: Sequence[TrueRequest]) -> int:
-    """Chunks that a context had at its last request, needed at its next, and that were gone by then."""
+def lost(requests: Sequence[TrueRequest], ends_of: EndsOf) -> int:
+    """Chunks that a context had at its last request, needed at its next, and that were gone by then.
+
+    Only what was freed since its last request counts: what was dead before may have come alive again without
+    being stored again, where the engine itself still had it. Of a list that was edited only the messages
+    before the edit live on: what comes in may begin with the same words as what went out, but what went out
+    was dead.
+    """
     gone = 0
     for each in requests:
-        if each.before is not None and each.exchange.computed is not None:
-            gone += len(set(each.exchange.computed.missing) & set(_keys(each.before)))
+        computed = each.exchange.computed
+        before = each.before.computed if each.before is not None else None
+        if computed is None or before is None:
+            continue
+        since = each.before.at_ns if each.before is not None else 0
+        missing = {key for key, at_ns in computed.missing.items() if at_ns > since} & set(before.keys)
+        if missing:
+            living = computed.prompt_keys[: _living_chunks(before, computed, ends_of)]
+            gone += len(missing & set(living))
     return gone
 
 
-def _needed(lasting: Mapping[str, Sequence[TrueRequest]], over: set[str]) -> set[bytes]:
-    """What contexts that live on need in the cache: the prompts of their last answered requests."""
-    needed: set[bytes] = set()
+def _living_chunks(before: Computed, after: Computed, ends_of: EndsOf) -> int:
+    """How many chunks at the start of a prompt hold nothing but messages that were in the list before."""
+    if before.chat is None or after.chat is None:
+        return after.num_prompt_keys
+    earlier, later = ([_told(m) for m in each.chat.messages] for each in (before, after) if each.chat)
+    shared = next((n for n, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b), None)
+    shared = min(len(earlier), len(later)) if shared is None else shared
+    if shared == len(earlier):
+        return after.num_prompt_keys
+    return ends_of(after.chat)[shared] // after.chunk_tokens
+
+
+def _told(message: Mapping[str, Any]) -> tuple[object, ...]:
+    """What of a message makes it another one."""
+    calls = [call.get("function") for call in message.get("tool_calls") or ()]
+    return (message.get("role"), text_of(message.get("content")), message.get("tool_call_id"), calls)
+
+
+def _taken(
+    lasting: Mapping[str, Sequence[TrueRequest]], over: set[str], removed: Mapping[bytes, int]
+) -> set[bytes]:
+    """What was freed of the prompts of the last answered requests of contexts that live on."""
+    taken: set[bytes] = set()
     for ctx, of in lasting.items():
         last = of[-1].exchange
         if ctx not in over and last.answered_at and last.computed is not None:
-            needed |= set(last.computed.prompt_keys)
-    return needed
+            taken |= {key for key in last.computed.prompt_keys if removed.get(key, 0) > last.at_ns}
+    return taken
 
 
 def _keys(exchange: Exchange) -> tuple[bytes, ...]:

@@ -53,15 +53,18 @@ class Computed(msgspec.Struct, frozen=True):
     """A request in tokens. `keys` are the chunk keys of prompt and answer, the first
     `num_prompt_keys` those of the prompt.
 
-    `missing` are prompt keys that the cache had and lost: they left L1 and lie in L2 neither. `reason` says
-    why the tokens are not those that an engine would make of the request; empty if they are.
+    `missing` are prompt keys that the cache had and lost, with the time of that in nanoseconds since the
+    epoch: they left L1 and lie in L2 neither. `reason` says why the tokens are not those that an engine would
+    make of the request; empty if they are. `chat` is what they were made of, then.
     """
 
     prompt: array[int]
     keys: tuple[bytes, ...]
     num_prompt_keys: int
-    missing: tuple[bytes, ...]
+    missing: Mapping[bytes, int]
     salt: str
+    chunk_tokens: int
+    chat: ChatPrompt | None = None
     reason: str = ""
 
     @property
@@ -81,8 +84,8 @@ class ScriptedEngine:
         self.runner = EngineRunner(SimEngine(config, [self.events.take, self._heard]), RealClock())
         self.stored: dict[bytes, str] = {}
         """Every key that a request made so far, with its salt."""
-        self.removed: set[bytes] = set()
-        """Every key that left L1 so far: freed, for there is room for all."""
+        self.removed: dict[bytes, int] = {}
+        """Every key that left L1 so far, and when: freed, for there is room for all."""
         self._responses: dict[str, tuple[Item, ...]] = {}
         self._exit = AsyncExitStack()
 
@@ -121,23 +124,15 @@ class ScriptedEngine:
         earlier = self._responses.get(str(body.get("previous_response_id")), ())
         self._responses[response_id] = remembered((*earlier, *prompt.items), [text] if text else [])
 
-    def compute(
+    async def compute(
         self, path: str, body: Mapping[str, Any], answer: dict[str, Any]
     ) -> tuple[Computed, SimRequest]:
         """Tokens and keys of a request, and of the assistant's chat message that answers it.
 
         A body that no engine would take is its JSON, so that a run goes on; the reason says so.
         """
-        reason = ""
-        try:
-            chat = self.prompt_of(path, body)
-            prompt = self.tokenizer.prompt_ids(chat)
-            output = self.tokenizer.reply_ids(chat, answer)
-        except (BridgeError, TypeError) as error:
-            reason = str(error) or type(error).__name__
-            prompt = self.tokenizer.encode(json.dumps(body, ensure_ascii=True, default=str))
-            output = self.tokenizer.encode(json.dumps(answer))
-        output = output + array("I", sorted(self.tokenizer.eos_ids)[:1])
+        # Encoding is slow and may leave the loop; the engine belongs to it.
+        prompt, output, chat, reason = await asyncio.to_thread(self._encoded, path, body, answer)
         size = self.config.chunk_tokens
         keys = tuple(split_keys(chunk_keys(prompt + output, size)))
         num_prompt = len(prompt) // size
@@ -146,7 +141,7 @@ class ScriptedEngine:
         limit = transfer.get(MAX_OFFLOAD_TOKENS) if isinstance(transfer, dict) else None
         known = [key for key in keys[:num_prompt] if key in self.removed]
         found = self.runner.locate(salt, known)
-        missing = tuple(key for key, tiers in zip(known, found, strict=True) if not tiers)
+        missing = {key: self.removed[key] for key, tiers in zip(known, found, strict=True) if not tiers}
         request = SimRequest(
             request_id=secrets.token_hex(8),
             token_ids=prompt,
@@ -158,7 +153,27 @@ class ScriptedEngine:
         )
         kept = keys if request.store_until is None else keys[: request.store_until // size]
         self.stored.update(dict.fromkeys(kept, salt))
-        return Computed(prompt, keys, num_prompt, missing, salt, reason), request
+        return Computed(prompt, keys, num_prompt, missing, salt, size, chat, reason), request
+
+    def _encoded(
+        self, path: str, body: Mapping[str, Any], answer: dict[str, Any]
+    ) -> tuple[array[int], array[int], ChatPrompt | None, str]:
+        """Tokens of prompt and answer and what they were made of, or why they are not those of an engine."""
+        chat, reason = None, ""
+        try:
+            chat = self.prompt_of(path, body)
+            prompt = self.tokenizer.prompt_ids(chat)
+            output = self.tokenizer.reply_ids(chat, answer)
+        except (BridgeError, TypeError) as error:
+            chat, reason = None, str(error) or type(error).__name__
+            prompt = self.tokenizer.encode(json.dumps(body, ensure_ascii=True, default=str))
+            output = self.tokenizer.encode(json.dumps(answer))
+        return prompt, output + array("I", sorted(self.tokenizer.eos_ids)[:1]), chat, reason
+
+    def ends_of(self, chat: ChatPrompt) -> Sequence[int]:
+        """Where in its tokens the head of a prompt ends, and each of its messages."""
+        mapped = self._mapper.map(chat)
+        return (mapped.head_end, *mapped.message_ends)
 
     def generate(self, request: SimRequest) -> AsyncGenerator[Output, None]:
         """Let the engine run it; closing the generator early aborts it."""
@@ -167,7 +182,7 @@ class ScriptedEngine:
     def _heard(self, at_ns: int, events: Sequence[KvEvent]) -> None:
         for each in events:
             if isinstance(each, BlockRemoved) and each.medium != "GPU":
-                self.removed.update(each.block_hashes)
+                self.removed |= dict.fromkeys(each.block_hashes, at_ns)
 
     def left(self) -> set[bytes]:
         """Of all that was ever stored, what lies in L1 or L2 now."""

@@ -119,7 +119,7 @@ class ModelServer:
         form, prefix, call_prefix = _FORMS[path]
         reply = self._talk(read_request(path, body))
         answer = new_answer(prefix, call_prefix, reply, str(body.get("model") or MODEL_NAME), _seconds())
-        computed, asked = await asyncio.to_thread(self.engine.compute, path, body, answer.chat_message())
+        computed, asked = await self.engine.compute(path, body, answer.chat_message())
         exchange.answer, exchange.computed = answer, computed
         if path == RESPONSES:
             self.engine.remember(body, answer.answer_id, reply.text)
@@ -213,7 +213,7 @@ class ModelServer:
         exchange = Exchange(
             number=len(self.exchanges),
             at=self._now(),
-            at_ns=time.time_ns(),
+            at_ns=self.engine.runner.clock.now_ns(),
             method=request.method,
             path=request.url.path,
             headers=[

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from harnesses.newer_python import VERSION, mirror, newest, unpacked, unpacking
+
 ROOT = Path(__file__).resolve().parent.parent
 AGENTS = ROOT / "harnesses" / "agents"
 CONSTRAINTS = ROOT / "constraints" / "harnesses"
@@ -107,10 +109,7 @@ class Environment(msgspec.Struct, frozen=True):
 
 async def prepare(module: HarnessModule) -> Environment:
     """The environment of a module, made where it is not there yet. Raises `CannotRun`."""
-    wanted = tuple(int(part) for part in module.python.split(".")) if module.python else (0,)
-    if sys.version_info[: len(wanted)] < wanted:
-        have = ".".join(map(str, sys.version_info[:2]))
-        raise CannotRun(f"needs Python {module.python}, here is {have}")
+    interpreter = await _interpreter(module)
     if module.node and shutil.which("node") is None:
         raise CannotRun(f"needs Node {module.node}, here is none")
     folder = ENVIRONMENTS / module.name
@@ -120,7 +119,7 @@ async def prepare(module: HarnessModule) -> Environment:
     if requirements.exists():
         python = folder / "venv" / "bin" / "python"
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"]
-        venv = [sys.executable, "-m", "venv", "--clear", str(folder / "venv")]
+        venv = [str(interpreter), "-m", "venv", "--clear", str(folder / "venv")]
         await _once(folder / ".python", requirements.read_text(), [venv, [*pip, str(requirements)]])
     if packages.exists():
         prefix = folder / "npm"
@@ -132,6 +131,20 @@ async def prepare(module: HarnessModule) -> Environment:
         path = f"{prefix / 'node_modules' / '.bin'}{os.pathsep}{os.environ.get('PATH', '')}"
         variables = {"PATH": path, "HARNESS_NPM": str(prefix)}
     return Environment(python, variables)
+
+
+async def _interpreter(module: HarnessModule) -> Path:
+    """A Python that is new enough for a module. Raises `CannotRun`."""
+    wanted = tuple(int(part) for part in module.python.split(".")) if module.python else (0,)
+    found = newest(wanted)
+    if found is not None:
+        return found
+    folder, source = ENVIRONMENTS / f"python{VERSION}", mirror()
+    if not source or wanted > tuple(int(part) for part in VERSION.split(".")):
+        have = ".".join(map(str, sys.version_info[:2]))
+        raise CannotRun(f"needs Python {module.python}, here is {have}")
+    await _once(folder / ".unpacked", VERSION, [unpacking(folder, source)])
+    return unpacked(folder)
 
 
 async def _once(stamp: Path, wanted: str, commands: list[list[str]]) -> None:

@@ -16,6 +16,7 @@ from harnesses.checks import Verdict, judge
 from harnesses.engine import MODEL_NAME
 from harnesses.model_server import ModelServer, scripted_model
 from harnesses.modules import ROOT, Environment, HarnessModule
+from harnesses.plain import behave
 from harnesses.recording import write_recording
 from harnesses.truth import Did, contexts, read_truth, true_requests
 from harnesses.world import World, proxied_model
@@ -25,6 +26,8 @@ RUN_SECONDS = 120.0
 """Longest that a harness may take."""
 
 OUTPUT_CHARS = 1500
+SEEDS = range(1, 5)
+"""Of a plain agent's runs."""
 
 FOREIGN = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy", "PYTHONPATH")
 """Variables that a harness does not inherit: it is to reach this machine only, and none of our packages."""
@@ -50,12 +53,12 @@ async def run_proxied(module: HarnessModule, environment: Environment) -> Outcom
     with tempfile.TemporaryDirectory(prefix="harness-") as name:
         folder = Path(name)
         async with proxied_model(folder, folder / "requests.jsonl") as world:
-            problem, output = await _drive(
+            problem, output = await drive(
                 module, environment, folder, world.up.data_url, world.up.admin_url, world.model
             )
             truth = read_truth(folder / "truth.jsonl")
             verdict = await _judged(world)
-            problem = problem or _unfinished(truth)
+            problem = problem or unfinished(truth)
             return Outcome(
                 module=module,
                 verdict=verdict,
@@ -65,12 +68,23 @@ async def run_proxied(module: HarnessModule, environment: Environment) -> Outcom
             )
 
 
-async def run_recorded(module: HarnessModule, environment: Environment, recordings: Path) -> Path:
-    """Drive a harness before the model alone; answers the recording of what it sent."""
+async def run_plain(module: HarnessModule, behaviour: str) -> Outcome:
+    """A plain agent's behaviour, under some seeds before the same proxy, and what was inferred of it."""
+    with tempfile.TemporaryDirectory(prefix="harness-") as name:
+        async with proxied_model(Path(name)) as world:
+            for seed in SEEDS:
+                await behave(behaviour, seed, world.up.data_url, MODEL_NAME)
+            return Outcome(module=module, verdict=await _judged(world))
+
+
+async def run_recorded(
+    module: HarnessModule, environment: Environment, recordings: Path, number: int
+) -> Path:
+    """Drive a harness before the model alone, for the `number`th time; answers the recording."""
     with tempfile.TemporaryDirectory(prefix="harness-") as name:
         folder = Path(name)
         async with scripted_model() as model:
-            await _drive(module, environment, folder, model.url, model.url, model)
+            await drive(module, environment, folder, model.url, model.url, model, number)
             return write_recording(recordings, module.name, true_requests(model.exchanges))
 
 
@@ -81,39 +95,45 @@ async def _judged(world: World) -> Verdict:
     requests = true_requests(world.model.exchanges)
     await world.let_pass(DOUBT_SECONDS + 1)
     await world.settle()
+    await world.retried()
     return judge(
         requests,
         world.heard,
         ended=contexts(requests),
-        left=world.model.engine.left(),
+        left=world.leftovers(),
         removed=world.model.engine.removed,
-        unreferenced=world.unreferenced(),
+        ends_of=world.model.engine.ends_of,
     )
 
 
-def _unfinished(truth: list[Did]) -> str:
+def unfinished(truth: list[Did]) -> str:
+    """Why the task is not done by what the driver wrote; empty if it is."""
     if not truth or truth[-1].did != "done":
         return "it did not say that it was done"
     answer = str(truth[-1].told.get("answer", ""))
     return "" if "Finished" in answer else f"its last answer is not the task's: {answer[:80]!r}"
 
 
-async def _drive(
+async def drive(
     module: HarnessModule,
     environment: Environment,
     folder: Path,
     url: str,
     admin_url: str,
     model: ModelServer,
+    number: int = 0,
 ) -> tuple[str, str]:
-    """Run the module's process; answers what went wrong, empty for nothing, and the end of its output."""
+    """Run the module's process; answers what went wrong, empty for nothing, and the end of its output.
+
+    `number` varies how much there is to do and to say.
+    """
     for each in ("home", "work"):
         (folder / each).mkdir()
     process = await asyncio.create_subprocess_exec(
         str(environment.python),
         str(module.path),
         cwd=folder / "work",
-        env=_variables(environment.variables, folder, url, admin_url),
+        env=_variables(environment.variables, folder, url, admin_url, number),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -140,14 +160,16 @@ async def _drive(
     return problem, output + (f"\nasked in vain: {sorted(model.unknown)}" if model.unknown else "")
 
 
-def _variables(own: Mapping[str, str], folder: Path, url: str, admin_url: str) -> dict[str, str]:
+def _variables(own: Mapping[str, str], folder: Path, url: str, admin_url: str, number: int) -> dict[str, str]:
     run = secrets.token_hex(4)
     file = folder / "work" / "notes.txt"
+    options = f"file={file} prose={1 + (number + 3) % 7} more={number % 4}"
     file.write_text("".join(f"Line {n} of the notes says {secrets.token_hex(8)}.\n" for n in range(40)))
     inherited = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     return {
         **inherited,
         "PYTHONPATH": str(ROOT / "sdk"),
+        "PYTHONSAFEPATH": "1",
         "NO_PROXY": "127.0.0.1,localhost",
         "DO_NOT_TRACK": "1",
         "OPENAI_BASE_URL": f"{url}/v1",
@@ -160,8 +182,8 @@ def _variables(own: Mapping[str, str], folder: Path, url: str, admin_url: str) -
         "HARNESS_MODEL": MODEL_NAME,
         "HARNESS_RUN": run,
         "HARNESS_FILE": str(file),
-        "HARNESS_PROMPT": f"[[task full#{run} file={file} prose=4]] Look around in the working directory.",
-        "HARNESS_PROMPT_2": f"[[task tools#{run} file={file} prose=4]] Look again.",
+        "HARNESS_PROMPT": f"[[task full#{run} {options}]] Look around in the working directory.",
+        "HARNESS_PROMPT_2": f"[[task tools#{run} {options}]] Look again.",
         "HARNESS_TRUTH": str(folder / "truth.jsonl"),
         "HARNESS_PYTHON": sys.executable,
         "HOME": str(folder / "home"),

@@ -23,6 +23,7 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
     "full": ("shell", "read", "subagent", "shell", "read", "shell"),
     "tools": ("shell", "read", "shell"),
     "sub": ("shell", "read"),
+    "crowd": ("shell", "subagent*3", "read"),
     "talk": (),
 }
 """The steps of each task before its final answer. `shell*3` makes three calls in one turn."""
@@ -35,7 +36,7 @@ _SUMMARY_ASKED_AMID_TOOLS = re.compile(
     r"conversation|create a (detailed |concise )?summary|provide a (detailed |concise )?summary",
     re.I,
 )
-_TITLE_ASKED = re.compile(r"\btitle\b|\btopic\b|conversation name", re.I)
+_TITLE_ASKED = re.compile(r"\btitles?\b|\btopic\b|conversation name", re.I)
 
 PROSE = (
     "The quick survey of the working tree found nothing out of place, the figures agree with the notes, and "
@@ -85,7 +86,9 @@ def reply_to(asked: Asked) -> Reply:
     wanted = None if asked.last.role == "tool" and asked.tools else _one_off(asked)
     if wanted == "summary":
         mark = task.mark(task.done) if task else ""
-        return Reply("summary", f"{mark} What was done so far: {PROSE * 3}".strip(), (), named)
+        text = f"{mark} What was done so far: {PROSE * 3}".strip()
+        tagged = "<summary>" in asked.last_user or "<summary>" in asked.system
+        return Reply("summary", f"<summary>\n{text}\n</summary>" if tagged else text, (), named)
     if wanted == "title":
         return Reply("title", _shaped(asked, "A look around"), (), named)
     if task is None:
@@ -169,7 +172,7 @@ def _final(task: Task, asked: Asked) -> Reply:
 def _one_off(asked: Asked) -> str | None:
     """Whether a request wants a summary or a title of a conversation and not the next step of it."""
     if asked.tools:
-        return "summary" if _SUMMARY_ASKED_AMID_TOOLS.search(asked.last_user[-6000:]) else None
+        return "summary" if _SUMMARY_ASKED_AMID_TOOLS.search(asked.last.text) else None
     outside = MARK.sub("", asked.last_user)
     if _TITLE_ASKED.search(asked.system[:2000]) or _TITLE_ASKED.search(outside[:400]):
         return "title"

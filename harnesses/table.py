@@ -28,6 +28,7 @@ def row(outcome: Outcome) -> list[str]:
         return [*name, *["-"] * 8, f"not run: {outcome.problem}"]
     notes = [outcome.problem] if outcome.problem else []
     notes += [f"{v.unfollowed} of {v.requests} not followed"] if v.unfollowed else []
+    notes += [f"{v.unproven} chunks not proven ours"] if v.unproven else []
     notes += [f"{v.unmapped} of {v.requests} not mapped"] if v.unmapped else []
     return [
         *name,

@@ -79,19 +79,21 @@ def true_requests(exchanges: Iterable[Exchange]) -> list[TrueRequest]:
     for exchange in exchanges:
         if exchange.answer is None or exchange.computed is None:
             continue
-        told, _, how = exchange.header(TRUTH_HEADER).partition(";")
-        ctx = told.strip() or _own_id(exchange) or exchange.answer.reply.task_id
+        told, *keys = (part.strip() for part in exchange.header(TRUTH_HEADER).split(";"))
+        said = dict(key.split("=", 1) for key in keys if "=" in key)
+        ctx = told or _own_id(exchange) or exchange.answer.reply.task_id
+        parent = said.get("parent", ctx.rpartition(".")[0])
         before = last.get(ctx)
-        relation = _told(how) or _relation(exchange, ctx, before, summaries.get(ctx, ""))
+        relation = _told(said.get("relation", "")) or _relation(exchange, ctx, before, summaries.get(ctx, ""))
         if relation is Relation.ONE_OFF:
+            of = said.get("parent", ctx)
             if exchange.answer.reply.kind == "summary":
-                summaries[ctx] = _telling(exchange.answer)
-            found.append(TrueRequest(exchange, ctx, relation, before))
+                summaries[of] = _telling(exchange.answer)
+            found.append(TrueRequest(exchange, ctx, relation, last.get(of)))
             continue
         if relation is Relation.COMPACTION:
             summaries.pop(ctx, None)
         if before is None:
-            parent = ctx.rpartition(".")[0]
             before = last.get(parent) if relation is Relation.FORK else None
         found.append(TrueRequest(exchange, ctx, relation, before))
         last[ctx] = exchange
@@ -110,9 +112,8 @@ def _own_id(exchange: Exchange) -> str:
     return exchange.header("x-session-id")
 
 
-def _told(how: str) -> Relation | None:
-    name = how.strip().removeprefix("relation=")
-    return Relation(name) if name in Relation._value2member_map_ else None
+def _told(name: str) -> Relation | None:
+    return next((each for each in Relation if each == name), None)
 
 
 def _relation(exchange: Exchange, ctx: str, before: Exchange | None, summary: str) -> Relation:
@@ -129,7 +130,7 @@ def _relation(exchange: Exchange, ctx: str, before: Exchange | None, summary: st
 
 def _telling(answer: Answer) -> str:
     """What of a summary can be found again, however it is quoted."""
-    return answer.reply.text[:40]
+    return answer.reply.text.replace("<summary>", "").strip()[:40]
 
 
 def is_edit(before: Exchange, after: Exchange) -> bool:

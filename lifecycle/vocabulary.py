@@ -144,6 +144,7 @@ CONTEXT_HEADER = "x-kv-context"
 CALL_HEADER = "x-kv-call"
 MAPPING_HEADER = "x-kv-mapping"
 BACKEND_HEADER = "x-kv-backend"
+HOOK_HEADER = "x-kv-hook"
 
 KV_TRANSFER_PARAMS = "kv_transfer_params"
 MAX_OFFLOAD_TOKENS = "lmcache.max_offload_tokens"

@@ -21,6 +21,7 @@ from proxy.config_source import ConfigSource
 from proxy.data_app import DataApp
 from proxy.drain import Closing, Drain, DrainingServer
 from proxy.following import LogOpener
+from proxy.hooks_api import HooksApi
 from proxy.http_server import HandoverProtocol
 from proxy.normalise import Normalising
 from proxy.observed_upstream import ObservedUpstream
@@ -80,6 +81,7 @@ def create_data_app(runtime: Runtime, tracing: Tracing | None = None) -> Request
         runtime.hasher,
         runtime.metrics,
         OpsApi(runtime.declarations, runtime.auth, runtime.limits),
+        HooksApi(runtime.hooks, runtime.auth),
         runtime.limits,
         Normalising(config, runtime.tracking.served, runtime.modes.of, runtime.metrics.normalised),
         runtime.salted,

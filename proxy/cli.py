@@ -23,11 +23,13 @@ from proxy.config_cli import config_app
 from proxy.config_source import ConfigSource, load_config
 from proxy.keys_cli import keys_app
 from proxy.log_output import configure_logging
+from proxy.setup_cli import setup
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(keys_app, name="keys")
 app.add_typer(backends_app, name="backends")
 app.add_typer(config_app, name="config")
+app.command("setup")(setup)
 console = Console()
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Default: kvtether.yaml if it is there.")]

@@ -21,6 +21,7 @@ from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode
 from proxy.forward import Send, forward_call, pipe, raw_target, request_headers
 from proxy.harness import harness_of
 from proxy.harness_identity import read_harness_call
+from proxy.hooks_api import HOOKS_PATH, HooksApi
 from proxy.lifecycle_fields import read_lifecycle_fields
 from proxy.limits import Limits
 from proxy.merged_models import MODELS_PATH, answer_models
@@ -78,6 +79,7 @@ class DataApp:
         hasher: MessageHasher,
         metrics: Metrics,
         ops: OpsApi,
+        hooks: HooksApi,
         limits: Limits,
         normalising: Normalising,
         salted: Set[str],
@@ -92,6 +94,7 @@ class DataApp:
         self._hasher = hasher
         self._metrics = metrics
         self._ops = ops
+        self._hooks = hooks
         self._limits = limits
         self._normalising = normalising
         self._salted = salted
@@ -103,7 +106,8 @@ class DataApp:
             return
         path: str = scope["path"]
         if path.startswith("/kv/"):
-            await self._ops(scope, receive, send)
+            app = self._hooks if path.startswith(HOOKS_PATH) else self._ops
+            await app(scope, receive, send)
             return
         self._metrics.in_flight.inc()
         try:
@@ -265,6 +269,7 @@ class DataApp:
         said = read_lifecycle_fields(headers, asked[0].lifecycle)
         said = msgspec.structs.replace(said, pins=(*asked[0].pins, *said.pins))
         harness, of_harness = harness_of(headers), read_harness_call(headers, asked[0].document)
+        of_harness = self._hooks.told_of(tenant, of_harness)
         requests = [
             self._tracking.calls.request(
                 tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness, of_harness

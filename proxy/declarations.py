@@ -236,6 +236,8 @@ class Declarations:
                 fork=isinstance(operation, ForkContext),
                 upto=operation.upto if isinstance(operation, ForkContext) else None,
                 one_off=isinstance(operation, MarkOneOff),
+                agent=operation.agent or "",
+                flow=operation.flow or "",
             ),
             parent_key,
         )

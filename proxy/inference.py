@@ -24,8 +24,10 @@ TOLD_BY_TOOL_CALL = "told_by_a_tool_call"
 CARRIES_SUMMARY = "carries_a_summary"
 QUOTES_HISTORY = "quotes_a_history"
 
-MESSAGES_MARKED = 64
-"""Messages of a call that are looked at, those at the end of its list; its first one is always."""
+MESSAGES_MARKED = 16
+MESSAGES_QUOTING = 64
+"""Messages of a call of which marks are kept, and in which quotations are sought: those at the end of its
+list, and its first one."""
 
 MESSAGES_SUMMARY = 4
 """Messages behind the head in which a summary of what was before them stands."""
@@ -33,9 +35,10 @@ MESSAGES_SUMMARY = 4
 REPLAYED_ROLES = ("assistant", "tool")
 """Whose messages repeat an answer, and what was done at its word, without being a summary."""
 
-MARKS_A_MESSAGE = 32
+MARKS_A_MESSAGE = 12
+MARKS_TOLD = 128
 MARKS_A_CONTEXT = 512
-MARKS_A_CALL = 512
+MARKS_A_CALL = 256
 ANSWERS_KEPT = 8
 """Answers of a context, and of one-offs beside it, that a later list may carry."""
 
@@ -89,6 +92,7 @@ class Inference:
         self._hasher = hasher
         self._max_marks = max_marks
         self._num_marks = 0
+        self._unread: dict[tuple[str, str], tuple[FollowedCall, int, Groups]] = {}
         self._texts: OrderedDict[tuple[str, str], _Texts] = OrderedDict()
         self._said = Postings()
         self._asked = Postings()
@@ -106,11 +110,9 @@ class Inference:
         summary = self.summary(tenant, call, groups)
         if summary is not None or begin >= end:
             return summary
-        told, *_ = self._marks(call, begin, begin + 1)
-        marks = dict.fromkeys(told)
-        for more in self._marks(call, max(begin + 1, end - MESSAGES_MARKED), end):
-            marks.update(dict.fromkeys(more))
-        quoting = self._one_off(tenant, call, list(islice(marks, MARKS_A_CALL)), groups)
+        first = self._marks(call, begin, begin + 1, quoting=True)
+        told = list(islice(first, MARKS_TOLD if call.has_tools else MARKS_A_CALL))
+        quoting = None if call.has_tools else self._one_off(tenant, call, begin, told, groups)
         sent = self._subagent(tenant, call, told, groups)
         if quoting is None or (sent is not None and sent[1] >= quoting[1]):
             return sent[0] if sent is not None else None
@@ -122,12 +124,13 @@ class Inference:
 
         An answer of the context's own that comes back as such is none.
         """
+        self._settle()
         begin, before = self._begin(call), self._num_before(call)
         end = min(begin + MESSAGES_SUMMARY, len(call.written))
         found: dict[bytes, bool] = {}
-        for at, marks in enumerate(self._marks(call, 0, end)):
+        for at in range(end):
             replayed = call.messages[before + at].fact.role in REPLAYED_ROLES
-            for mark in marks:
+            for mark in self._marks(call, at, at + 1):
                 found[mark] = found.get(mark, True) and replayed
         system, in_head = system_of(call), begin > 0
         for texts, _ in self._carriers(tenant, self._answers, list(found), groups):
@@ -142,27 +145,38 @@ class Inference:
     def observe_call(
         self, tenant: str, context_id: str, call: FollowedCall, num_old: int, groups: Groups = ()
     ) -> None:
-        """The call was given to this context; all but the first `num_old` messages are new to it."""
+        """The call was given to this context; all but the first `num_old` messages are new to it.
+
+        They are looked at when somebody asks, or when the call is over: nobody waits for it.
+        """
+        if (tenant, context_id) in self._unread:
+            self._read(tenant, context_id)
+        self._unread[tenant, context_id] = call, num_old, groups
+
+    def _settle(self) -> None:
+        for tenant, context_id in list(self._unread):
+            self._read(tenant, context_id)
+
+    def _read(self, tenant: str, context_id: str) -> None:
+        call, num_old, groups = self._unread.pop((tenant, context_id))
         texts = self._texts.pop((tenant, context_id), None) or _Texts(tenant, context_id)
         self._texts[tenant, context_id] = texts
         texts.groups, texts.head, texts.has_tools = groups, call.head, call.has_tools
         if texts.system != (system := system_of(call)) or not texts.said:
             texts.system = system
-            heads = self._marks(call, 0, self._begin(call))
-            texts.instructed = frozenset(mark for each in heads for mark in each)
+            texts.instructed = frozenset(self._marks(call, 0, self._begin(call)))
         self._unask(texts)
-        before = self._num_before(call)
-        begin = max(num_old, num_head(call.messages)) - before
-        end = len(call.written)
-        for first, last in ((begin, begin + 1), (max(begin + 1, end - MESSAGES_MARKED), end)):
-            for marks in self._marks(call, max(0, first), min(last, end)):
-                self._say(texts, marks)
+        begin = max(0, max(num_old, num_head(call.messages)) - self._num_before(call))
+        self._say(texts, self._marks(call, begin, begin + 1))
+        self._say(texts, self._marks(call, max(begin + 1, len(call.written) - MESSAGES_MARKED)))
         self._shrink()
 
     def observe_end(
         self, tenant: str, context_id: str, choices: Sequence[ChoiceFact], *, own: bool = True
     ) -> None:
         """A call was answered: one of the context's `own`, or of a one-off beside it."""
+        if (tenant, context_id) in self._unread:
+            self._read(tenant, context_id)
         texts = self._texts.get((tenant, context_id))
         if texts is None:
             return
@@ -182,6 +196,7 @@ class Inference:
 
     def forget(self, tenant: str, context_id: str) -> None:
         """The context is over: nothing is beside it any more."""
+        self._unread.pop((tenant, context_id), None)
         texts = self._texts.pop((tenant, context_id), None)
         if texts is not None:
             self._drop(texts)
@@ -200,11 +215,12 @@ class Inference:
         return None
 
     def _one_off(
-        self, tenant: str, call: FollowedCall, marks: Sequence[bytes], groups: Groups
+        self, tenant: str, call: FollowedCall, begin: int, told: Sequence[bytes], groups: Groups
     ) -> tuple[Finding, int] | None:
         """It has no tools to act with, and quotes somebody who has, or who has other instructions."""
-        if call.has_tools:
-            return None
+        end = len(call.written)
+        more = self._marks(call, max(begin + 1, end - MESSAGES_QUOTING), end, quoting=True)
+        marks = list(dict.fromkeys((*told, *islice(more, MARKS_A_CALL))))
         system = system_of(call)
         for texts, hits in self._carriers(tenant, self._said, marks, groups):
             unlike = texts.has_tools or texts.system != system
@@ -238,10 +254,21 @@ class Inference:
         """How many messages of the list stand before those of which the texts are at hand."""
         return max(0, len(call.messages) - len(call.written))
 
-    def _marks(self, call: FollowedCall, first: int, last: int) -> Iterator[Sequence[bytes]]:
+    def _marks(
+        self, call: FollowedCall, first: int, last: int | None = None, *, quoting: bool = False
+    ) -> Iterator[bytes]:
+        """Marks of messages, each once a message; as many of each as are kept, all if it may be `quoting`."""
         for message in call.written[first:last]:
-            marks: Iterable[bytes] = (m for text in texts_of(message) for m in marks_of(text, self._hasher))
-            yield tuple(dict.fromkeys(islice(marks, MARKS_A_MESSAGE)))
+            seen: set[bytes] = set()
+            for text in texts_of(message):
+                for mark in marks_of(text, self._hasher, quoting=quoting):
+                    if mark not in seen:
+                        seen.add(mark)
+                        yield mark
+                    if len(seen) == MARKS_A_MESSAGE and not quoting:
+                        break
+                if len(seen) == MARKS_A_MESSAGE and not quoting:
+                    break
 
     def _say(self, texts: _Texts, marks: Iterable[bytes]) -> None:
         for mark in marks:

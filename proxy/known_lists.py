@@ -8,7 +8,7 @@ import msgspec
 from lifecycle.core.ids import DIGEST_BYTES
 from proxy.followed_call import FollowedCall
 from proxy.harness_identity import Groups
-from proxy.list_chains import digests_of, link, num_head
+from proxy.list_chains import digests_of, link, num_head, split_digests
 
 Scope: TypeAlias = tuple[str, str]
 """Tenant and model: lists are compared only within one."""
@@ -88,6 +88,13 @@ class KnownList:
     @property
     def num_messages(self) -> int:
         return len(self.chain) // DIGEST_BYTES
+
+    def returns_in(self, rest: bytes, shared: int) -> bool:
+        """Whether the list's end, and half of what it has behind its first `shared` messages, stand in the
+        `rest` of another: digests, one after the other."""
+        ours = split_digests(self.digests)[shared:]
+        theirs = frozenset(split_digests(rest))
+        return bool(ours) and ours[-1] in theirs and 2 * sum(each in theirs for each in ours) >= len(ours)
 
     @property
     def anchor(self) -> bytes:

@@ -14,7 +14,15 @@ from lifecycle.core.ids import DIGEST_BYTES
 from proxy.followed_call import FollowedCall, MessageShape
 from proxy.harness_identity import Groups, groups_differ
 from proxy.known_lists import KnownList, LineageMatch, Relation, Scope, Standing, system_of
-from proxy.list_chains import HEAD_ROLES, cumulative, digests_of, link, num_head, shared_messages
+from proxy.list_chains import (
+    HEAD_ROLES,
+    cumulative,
+    digests_of,
+    link,
+    num_head,
+    shared_messages,
+    split_digests,
+)
 from proxy.postings import Postings
 
 BY_CALL_IDS = "tool_call_ids"
@@ -23,6 +31,7 @@ ANSWER_RETURNED = frozenset({BY_CALL_IDS, BY_ECHO})
 """Reasons that say: the context's latest answer came back."""
 
 BY_BEGINNING = "shared_beginning"
+BY_END = "shared_beginning_and_end"
 ONE_OFF_REPEATED = "one_off_repeated"
 ONE_OFF_WENT_ON = "one_off_went_on"
 
@@ -273,7 +282,8 @@ class LineageIndex:
     def _by_prefix(
         self, scope: Scope, call: FollowedCall, chain: bytes, groups: Groups
     ) -> LineageMatch | None:
-        """The context that shares most beyond the head, the latest among equals: a fork of it."""
+        """The context that shares most beyond the head, the latest among equals: a fork of it, or an edit of
+        its middle if its end came back as well."""
         begin = num_head(call.messages) + 1
         if begin > len(call.messages):
             return None
@@ -281,8 +291,11 @@ class LineageIndex:
         for record in self._of(scope, self._anchors.get((scope, link(chain, begin))), groups):
             shared = shared_messages(record.chain, chain)
             same = record.head == call.head and not record.one_off
-            if same and (best is None or shared > best.shared):
-                best = LineageMatch(Relation.FORKS, BY_BEGINNING, record.context_id, shared)
+            if not same or (best is not None and shared <= best.shared):
+                continue
+            best = LineageMatch(Relation.FORKS, BY_BEGINNING, record.context_id, shared)
+            if not record.in_flight and record.returns_in(digests_of(call.messages[shared:]), shared):
+                best = LineageMatch(Relation.EDITS, BY_END, record.context_id, shared)
         return best
 
     def _of(self, scope: Scope, context_ids: Sequence[str], groups: Groups) -> Iterator[KnownList]:
@@ -330,8 +343,7 @@ def _has_more_in_common(record: KnownList, call: FollowedCall, ids: frozenset[st
     """Whether an echo alone convinces though the lists begin differently: a random id, or another message."""
     if any(_is_random(known) for known in record.answer_calls & ids):
         return True
-    run = record.digests
-    known = {run[i : i + DIGEST_BYTES] for i in range(0, len(run), DIGEST_BYTES)}
+    known = frozenset(split_digests(record.digests))
     return any(m.fact.digest in known for m in call.messages if m.fact.role not in HEAD_ROLES)
 
 

@@ -14,6 +14,11 @@ def digests_of(messages: Sequence[MessageShape]) -> bytes:
     return b"".join([message.fact.digest for message in messages])
 
 
+def split_digests(run: bytes) -> list[bytes]:
+    """A run of digests cut into digests."""
+    return [run[at : at + DIGEST_BYTES] for at in range(0, len(run), DIGEST_BYTES)]
+
+
 def cumulative(digests: bytes, known: bytes = b"", known_chain: bytes = b"") -> bytes:
     """For each message the digest of the list up to it, one after the other.
 

@@ -107,11 +107,12 @@ def _check(operation: Operation) -> None:
         value = getattr(operation, name, None)
         if value is not None and not is_context_id(value):
             raise ValueError(f"{name} is no context id")
-    if isinstance(operation, DeclareWaiting):
-        if operation.kind not in DECLARABLE_WAITS:
-            raise ValueError("kind is tool, human or subagent")
-        if operation.tool is not None and not is_label(operation.tool, MAX_LABEL_LENGTH):
-            raise ValueError(f"tool is 1 to {MAX_LABEL_LENGTH} printable characters")
+    if isinstance(operation, DeclareWaiting) and operation.kind not in DECLARABLE_WAITS:
+        raise ValueError("kind is tool, human or subagent")
+    for name in ("tool", "agent", "flow"):
+        value = getattr(operation, name, None)
+        if value is not None and not is_label(value, MAX_LABEL_LENGTH):
+            raise ValueError(f"{name} is 1 to {MAX_LABEL_LENGTH} printable characters")
     span = getattr(operation, "span", None)
     if isinstance(span, str):
         if span not in _SPAN_NAMES:

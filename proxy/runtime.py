@@ -36,6 +36,7 @@ from proxy.followed_call import MessageHasher
 from proxy.following import DIGEST_SECRET_BYTES, Following, LogOpener
 from proxy.forgetting import Forgetting
 from proxy.hold_watch import HoldWatch
+from proxy.hook_reports import HookReports
 from proxy.key_watch import KeyWatch, refuse_strangers
 from proxy.limits import Limits, limits_by_tenant
 from proxy.lineage import LineageIndex
@@ -119,6 +120,7 @@ class Runtime:
             lambda: self.cache.capabilities,
             self._default_namespace,
         )
+        self.hooks = HookReports(self.tracker, self.declarations, self.mailboxes, self.limits, tasks)
         self.placing = Placing(self.backends, self.tracker)
         self.tracking = Tracking(
             self.tracker,
@@ -285,6 +287,7 @@ class Runtime:
         """Let the contexts' queues run empty, as far as that takes no longer than `SETTLE_SECONDS`."""
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
+                await self.hooks.settled()
                 await self.mailboxes.settled()
                 await self.tracker.flushed()
         except TimeoutError:

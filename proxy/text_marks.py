@@ -21,21 +21,26 @@ MAX_PIECE = 160
 
 HEAD_CHARS = 4_096
 TAIL_CHARS = 2_048
-"""How much of a long text is looked at, at its beginning and at its end."""
+"""How much of a long text is kept in marks, of its beginning and of its end."""
+
+QUOTING_CHARS = 4
+"""How many times as much is looked at where something quoted is sought: instructions stand around it."""
 
 _BORDERS = re.compile(r"""\\+[nrt"'/]|["`<>|*#\n\r\t]+|(?<=[.!?:;,])\s+|\s-\s""")
-_SPACES = re.compile(r"\s+")
 
 
-def marks_of(text: str, hasher: MessageHasher) -> Iterator[bytes]:
-    """The marks of a text's pieces, in their order."""
+def marks_of(text: str, hasher: MessageHasher, *, quoting: bool = False) -> Iterator[bytes]:
+    """The marks of a text's pieces, in their order; of more of it if it may be `quoting`."""
     if len(text) < MIN_PIECE:
         return
-    if len(text) > HEAD_CHARS + TAIL_CHARS:
-        text = f"{text[:HEAD_CHARS]}\n{text[-TAIL_CHARS:]}"
+    times = QUOTING_CHARS if quoting else 1
+    if len(text) > (HEAD_CHARS + TAIL_CHARS) * times:
+        text = f"{text[: HEAD_CHARS * times]}\n{text[-TAIL_CHARS * times :]}"
     for piece in _BORDERS.split(text):
         if piece is not None and len(piece) >= MIN_PIECE:
-            piece = _SPACES.sub(" ", piece).strip(" .!?:;,'()[]{}-")
+            if "  " in piece:
+                piece = " ".join(piece.split())
+            piece = piece.strip(" .!?:;,'()[]{}-")
             if len(piece) >= MIN_PIECE:
                 yield hasher.mark(piece[:MAX_PIECE])
 

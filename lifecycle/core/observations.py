@@ -49,20 +49,27 @@ class RemoveMessages(_Operation, frozen=True, kw_only=True, tag="remove"):
     span: Span
 
 
-class ForkContext(_Operation, frozen=True, kw_only=True, tag="fork"):
+class _Opening(_Operation, frozen=True, kw_only=True):
+    """`agent` and `flow` are the labels of the context that begins, as a call's are."""
+
+    agent: str | None = None
+    flow: str | None = None
+
+
+class ForkContext(_Opening, frozen=True, kw_only=True, tag="fork"):
     """`ctx` begins as the first `upto` messages of `parent`; without `upto`, all of them."""
 
     parent: str
     upto: int | None = None
 
 
-class SpawnContext(_Operation, frozen=True, kw_only=True, tag="spawn"):
+class SpawnContext(_Opening, frozen=True, kw_only=True, tag="spawn"):
     """`ctx` begins empty; parentage is a hint, never proof of shared KV."""
 
     parent: str | None = None
 
 
-class MarkOneOff(_Operation, frozen=True, kw_only=True, tag="one_off"):
+class MarkOneOff(_Opening, frozen=True, kw_only=True, tag="one_off"):
     """`ctx` serves a single inference."""
 
 

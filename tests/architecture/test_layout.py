@@ -9,6 +9,7 @@ import pytest
 from tests.architecture.deployment import REPOSITORY
 
 PACKAGES = ("lifecycle", "engine_bridge", "proxy")
+SDK = "sdk/kvtether"
 MAX_LINES = 400
 VAGUE = re.compile(r"(^|_)(utils?|helpers?|managers?|common|base|misc)(_|$)")
 
@@ -18,28 +19,34 @@ def modules(*packages: str) -> list[Path]:
     return sorted(p.relative_to(REPOSITORY) for p in found)
 
 
-@pytest.mark.parametrize("path", [m for m in modules(*PACKAGES) if m.name != "__init__.py"], ids=str)
+@pytest.mark.parametrize("path", [m for m in modules(*PACKAGES, SDK) if m.name != "__init__.py"], ids=str)
 def test_every_module_has_its_test(path):
-    mirror = REPOSITORY / "tests" / path.parent / f"test_{path.name}"
-    assert mirror.exists()
+    folder = "sdk" / path.parent.relative_to(SDK) if path.is_relative_to(SDK) else path.parent
+    assert (REPOSITORY / "tests" / folder / f"test_{path.name}").exists()
 
 
 def test_no_module_is_too_long():
-    sources = modules(*PACKAGES, "migrations", "bench", "examples", "suites")
+    sources = modules(*PACKAGES, SDK, "migrations", "bench", "examples", "suites", "harnesses")
     lengths = {str(m): len((REPOSITORY / m).read_text().splitlines()) for m in sources}
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
 def test_no_module_has_a_name_that_says_nothing():
-    everything = modules(*PACKAGES, "migrations", "bench", "examples", "suites", "tests")
+    everything = modules(*PACKAGES, SDK, "migrations", "bench", "examples", "suites", "harnesses", "tests")
     assert [str(m) for m in everything if any(VAGUE.search(part) for part in (*m.parts[:-1], m.stem))] == []
 
 
 def test_packages_begin_with_a_docstring_and_hold_nothing_else():
-    for path in modules(*PACKAGES, "migrations", "bench", "suites"):
+    for path in modules(*PACKAGES, "migrations", "bench", "suites", "harnesses"):
         if path.name == "__init__.py":
             body = ast.parse((REPOSITORY / path).read_text()).body
             assert [type(node) for node in body] in ([], [ast.Expr]), path
+
+
+def test_the_sdk_begins_with_its_public_names_and_nothing_else():
+    body = ast.parse((REPOSITORY / SDK / "__init__.py").read_text()).body
+    assert [type(node) for node in body[:1] + body[-1:]] == [ast.Expr, ast.Assign]
+    assert {type(node) for node in body[1:-1]} == {ast.ImportFrom}
 
 
 @pytest.mark.parametrize("name", ["base.txt", "conformance.txt", "engine.txt"])

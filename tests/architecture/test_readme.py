@@ -50,8 +50,8 @@ def test_there_are_commands_to_check():
     assert {"make", "kvtether"} <= {words[0] for words in commands()}
 
 
-def test_the_snippet_asks_the_default_address():
-    (snippet,) = blocks(README, "python")
+@pytest.mark.parametrize("snippet", blocks(README, "python"))
+def test_the_snippets_ask_the_default_address(snippet):
     tree = ast.parse(snippet)
     (url,) = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and "http" in str(n.value))
     parts = urlsplit(str(url))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lifecycle.core.ids import Namespace
-from lifecycle.core.observations import AppendMessages, Operation, PinSpan, SpawnContext
+from lifecycle.core.observations import AppendMessages, ForkContext, Operation, PinSpan, SpawnContext
 from lifecycle.core.pins import PinRoom
 from lifecycle.core.state import ContextState
 from lifecycle.store.memory import MemoryEventLog
@@ -114,6 +114,14 @@ async def test_a_child_lives_where_its_parent_lives() -> None:
         await it.declarations.submit("t", "s", [SpawnContext(seq=1, ctx="child", parent="a")])
         child = next(s for s in it.tracker.contexts.states.values() if s.key.context_id == "child")
         assert child.namespace == NAMESPACE
+
+
+async def test_a_context_that_begins_by_an_operation_has_the_labels_that_the_operation_gives() -> None:
+    async with scene() as it:
+        fork = ForkContext(seq=1, ctx="child", parent="a", agent="tester", flow="run-7")
+        await it.declarations.submit("t", "s", [fork])
+        child = next(s for s in it.tracker.contexts.states.values() if s.key.context_id == "child")
+        assert (child.agent, child.flow) == ("tester", "run-7")
 
 
 async def test_whoever_asks_is_answered_even_by_a_bug() -> None:

@@ -144,7 +144,7 @@ def test_memory_is_bounded_and_the_latest_stay() -> None:
         texts.observe_call("t", f"agent {number}", chat([user(lines)], tools=TOOLS), 0)
         answer = f"agent {number} has done all that it was told to do"
         texts.observe_end("t", f"agent {number}", [ChoiceFact(index=0, content=answer)])
-    assert len(texts) <= 6
+    assert len(texts) <= 10
     assert len(texts._said) + len(texts._answers) <= 150
     quoting = chat([user("line 3 of what agent 199 was told")])
     assert texts.find("t", quoting) is not None

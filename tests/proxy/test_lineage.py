@@ -118,6 +118,16 @@ def test_an_edit_is_recognised_by_the_answers_text_as_well() -> None:
     assert books.find(edited) == (Relation.EDITS, "a", 2)
 
 
+def test_a_rewritten_answer_and_an_edited_middle_are_an_edit_and_no_fork() -> None:
+    books = Books()
+    history = [*BASE, assistant("I call f."), user("Observation: long"), assistant("Again."), user("Seen: 2")]
+    books.call("a", history, assistant("And once more.", "call_1a2b3c4d"))
+    edited = [*history[:3], user("(forgotten)"), *history[4:], assistant("I call f, in words."), user("3")]
+    assert books.find(edited) == (Relation.EDITS, "a", 3)
+    other = [*history[:3], user("(forgotten)"), assistant("Else."), user("quite another end")]
+    assert books.find(other) == (Relation.FORKS, "a", 3)
+
+
 def test_a_system_prompt_that_changes_every_turn_does_not_lose_the_context() -> None:
     books = Books()
     books.call("a", [system("it is 10:00"), user("long task")], assistant("Working on it."))

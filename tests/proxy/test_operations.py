@@ -36,6 +36,7 @@ GOOD: list[tuple[dict[str, Any], Any]] = [
     ({"op": "fork", "parent": "p", "upto": 4}, ForkContext(seq=1, ctx="c", parent="p", upto=4)),
     ({"op": "fork", "parent": "p"}, ForkContext(seq=1, ctx="c", parent="p")),
     ({"op": "spawn"}, SpawnContext(seq=1, ctx="c")),
+    ({"op": "spawn", "agent": "a", "flow": "f"}, SpawnContext(seq=1, ctx="c", agent="a", flow="f")),
     ({"op": "one_off"}, MarkOneOff(seq=1, ctx="c")),
     ({"op": "pin", "span": "system", "ttl": 60}, PinSpan(seq=1, ctx="c", span="system", ttl=60.0)),
     (
@@ -78,6 +79,8 @@ BAD: list[Any] = [
     {"op": "outcome", "span": [0, 1], "result": "great"},
     {"op": "fork"},
     {"op": "fork", "parent": "a/b"},
+    {"op": "fork", "parent": "p", "agent": "a\n"},
+    {"op": "waiting", "kind": "tool", "tool": ""},
     {"op": "close", "seq": 0},
     {"op": "close", "seq": True},
     {"op": "close", "seq": "1"},

@@ -1,16 +1,22 @@
-"""A compaction that the engine makes ends what it sums up, as if its agent had said so."""
+"""What a call tells of another context is said there: a compaction, a last word, a wait for a subagent."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lifecycle.core.events import CallEnded, OperationApplied, UntrackedForwarded
+from lifecycle.core.events import (
+    CallArrived,
+    CallEnded,
+    ContextCreated,
+    OperationApplied,
+    UntrackedForwarded,
+)
 from lifecycle.core.observations import ReplaceMessages
-from lifecycle.vocabulary import CallEnd
+from lifecycle.vocabulary import CallEnd, IdentityRung, WaitKind
 from tests.proxy.test_api_lives import LONG, keys_of, post, until_freed, until_proven
 from tests.proxy.toy_model import NAME
-from tests.proxy.whole_proxy import Whole, lifecycle, whole_proxy
+from tests.proxy.whole_proxy import Whole, lifecycle, system, user, whole_proxy
 
 COMPACT = "/v1/responses/compact"
 
@@ -65,3 +71,62 @@ async def test_a_compaction_of_nothing_we_know_is_forwarded(tmp_path: Path) -> N
         assert answer.json()["object"] == "response.compaction"
         assert answer.headers["x-kv-mapping"] == "none"
         assert not await it.events(OperationApplied)
+
+
+DYNAMO = {"x-dynamo-session-id": "d"}
+TOOLS = [{"type": "function", "function": {"name": "shell", "parameters": {"type": "object"}}}]
+BEGIN = [system("you are one of several toys"), user("begin, please, with what is to be done")]
+
+
+async def test_the_last_word_of_a_session_is_forwarded_and_ends_its_context(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        await it.chat(BEGIN, DYNAMO)
+        assert it.context("dynamo:d").open
+        last = await it.chat([user("bye")], {**DYNAMO, "x-dynamo-session-final": "true"}, max_tokens=1)
+        assert last.status_code == 200
+        assert last.headers["x-kv-context"] != "dynamo:d"
+        await it.runtime.mailboxes.settled()
+        closed = it.context("dynamo:d")
+        assert not closed.open
+        assert not closed.versions
+        assert not it.context(last.headers["x-kv-context"]).versions
+
+
+async def test_a_last_word_about_nobody_is_only_forwarded(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        answer = await it.chat([user("bye")], {**DYNAMO, "x-dynamo-session-final": "true"})
+        assert answer.status_code == 200
+        assert all(not state.open for state in it.runtime.tracker.contexts.states.values())
+
+
+async def test_whoever_sent_a_subagent_waits_for_it(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        claude = {"x-claude-code-session-id": "s"}
+        await it.chat(BEGIN, {**claude, **lifecycle(waiting="tool", tool="task")})
+        assert it.context("claude-code:s").wait is WaitKind.TOOL
+        child = await it.chat([user("look for it, please")], {**claude, "x-claude-code-agent-id": "a"})
+        assert child.headers["x-kv-context"] == "claude-code:s:a"
+        await it.runtime.mailboxes.settled()
+        parent = it.context("claude-code:s")
+        assert (parent.wait, parent.wait_tool) == (WaitKind.SUBAGENT, "task")
+        [begun] = [e for e in await it.events(ContextCreated) if e.context_id == "claude-code:s:a"]
+        assert begun.parent_uid == parent.uid
+        assert (begun.rung, begun.reason) == (IdentityRung.CLAUDE_CODE, "x-claude-code-agent-id")
+
+
+async def test_an_inferred_one_off_leaves_nothing_and_every_call_says_why(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        main = (await it.chat(BEGIN, tools=TOOLS)).headers["x-kv-context"]
+        quoting = [user("Write a title for this: begin, please, with what is to be done")]
+        title = (await it.chat(quoting)).headers["x-kv-context"]
+        assert title != main
+        once = it.context(title)
+        assert once.one_off
+        assert not once.open
+        assert not once.versions
+        assert it.context(main).open
+        arrived = await it.events(CallArrived)
+        assert [(e.rung, bool(e.reason)) for e in arrived] == [
+            (IdentityRung.NEW, True),
+            (IdentityRung.INFERENCE, True),
+        ]

@@ -47,6 +47,8 @@ def test_a_long_text_is_looked_at_at_its_ends() -> None:
     assert marks("line number 3 of a very long output") <= found
     assert marks("line number 99999 of a very long output") <= found
     assert not marks("line number 50000 of a very long output") & found
+    further = set(marks_of(long, HASHER, quoting=True))
+    assert len(further) > 2 * len(found), "what may quote is looked at further on"
 
 
 def test_texts_are_found_in_every_kind_of_content() -> None:
