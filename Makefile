@@ -89,6 +89,7 @@ peers: .peers/.installed ## the other proxies that `make bench` measures beside 
 	@touch $@
 
 harnesses: $(STAMP) ## every agent harness that installs here, through one task before the proxy; ONLY="name …"
+	$(PY) -m harnesses.contract_run $(ONLY)
 	$(PY) -m harnesses $(if $(ONLY),--only $(ONLY))
 
 docs: $(STAMP) ## regenerate docs/configuration.md and kvtether.schema.json
