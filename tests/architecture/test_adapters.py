@@ -21,7 +21,7 @@ def own_lines(source: str) -> int:
         body = node.body if isinstance(node, ast.Try) else [node]
         imports = all(isinstance(each, ast.Import | ast.ImportFrom) for each in body)
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if imports or text and isinstance(node.value.value, str):
+        if imports or (text and isinstance(node.value.value, str)):
             left_out |= set(range(node.lineno, node.end_lineno + 1))
     lines = enumerate(source.splitlines(), start=1)
     return sum(n not in left_out and bool(text := line.strip()) and text[0] != "#" for n, line in lines)
