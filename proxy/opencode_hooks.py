@@ -5,7 +5,7 @@ before it. `session.compacting`, `tool.execute.before` and `tool.execute.after` 
 events of opencode's: it posts them in the same form.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lifecycle.vocabulary import WaitKind
@@ -28,8 +28,8 @@ from proxy.hook_facts import (
 _SUBAGENT_TOOL = "task"
 
 
-def opencode_facts(event: Mapping[str, Any]) -> Sequence[HookFact]:
-    """What one event tells; nothing if that is nothing about a context. Raises `InvalidRequest`."""
+def opencode_fact(event: Mapping[str, Any]) -> HookFact | None:
+    """What one event tells; None if that is nothing about a context. Raises `InvalidRequest`."""
     name = required_text(event, "type")
     told = event.get("properties", {})
     if not isinstance(told, dict):
@@ -39,27 +39,27 @@ def opencode_facts(event: Mapping[str, Any]) -> Sequence[HookFact]:
             about = _info(told)
             parent = optional_text(about, "parentID")
             ctx = session_context(required_text(about, "id"))
-            return [SubagentBegan(ctx, session_context(parent))] if parent else []
+            return SubagentBegan(ctx, session_context(parent)) if parent else None
         case "session.deleted":
-            return [Over(session_context(required_text(_info(told), "id")), subagents=True)]
+            return Over(session_context(required_text(_info(told), "id")), subagents=True)
         case "session.idle":
-            return [TurnOver(_ctx(told))]
+            return TurnOver(_ctx(told))
         case "session.compacting":
-            return [CompactionBegins(_ctx(told))]
+            return CompactionBegins(_ctx(told))
         case "session.compacted":
-            return [CompactionDone(_ctx(told))]
+            return CompactionDone(_ctx(told))
         case "permission.asked" | "permission.updated":
-            return [Waits(_ctx(told), WaitKind.HUMAN)]
+            return Waits(_ctx(told), WaitKind.HUMAN)
         case "permission.replied":
-            return [GoesOn(_ctx(told))]
+            return GoesOn(_ctx(told))
         case "tool.execute.before":
             tool = tool_named(told, "tool")
             kind = WaitKind.SUBAGENT if tool == _SUBAGENT_TOOL else WaitKind.TOOL
-            return [Waits(_ctx(told), kind, tool)]
+            return Waits(_ctx(told), kind, tool)
         case "tool.execute.after":
-            return [GoesOn(_ctx(told))]
+            return GoesOn(_ctx(told))
         case _:
-            return []
+            return None
 
 
 def _ctx(told: Mapping[str, Any]) -> str:

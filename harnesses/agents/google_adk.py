@@ -21,7 +21,6 @@ INTEGRATION = "adapter"
 # integration begins
 from kvtether.adapters.google_adk import KVTetherLiteLlm, KVTetherPlugin
 
-plugins = [KVTetherPlugin()]
 # integration ends
 
 warnings.simplefilter("ignore", UserWarning)
@@ -45,7 +44,9 @@ def read_file(path: str) -> str:
 
 def model() -> KVTetherLiteLlm:
     name = f"openai/{os.environ['HARNESS_MODEL']}"
+    # integration begins
     return KVTetherLiteLlm(model=name, api_base=os.environ["OPENAI_BASE_URL"], api_key="any")
+    # integration ends
 
 
 async def main() -> None:
@@ -63,6 +64,9 @@ async def main() -> None:
         tools=[shell, read_file, AgentTool(helper)],
     )
     compaction = EventsCompactionConfig(compaction_interval=1, overlap_size=0)
+    # integration begins
+    plugins = [KVTetherPlugin()]
+    # integration ends
     app = App(name="harness", root_agent=root, plugins=plugins, events_compaction_config=compaction)
     runner = InMemoryRunner(app=app)
     session = await runner.session_service.create_session(app_name=app.name, user_id="someone")

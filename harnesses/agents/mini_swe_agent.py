@@ -14,9 +14,9 @@ os.environ |= {
     "MSWEA_GLOBAL_CONFIG_DIR": os.environ["HOME"],
     "MSWEA_SILENT_STARTUP": "1",
 }
-# integration begins
 from minisweagent.environments.local import LocalEnvironment
 
+# integration begins
 from kvtether.adapters.mini_swe_agent import KVTetherAgent, KVTetherModel
 
 # integration ends
@@ -31,8 +31,10 @@ def did(what: str, **told: object) -> None:
 
 def run(ctx: str, task: str) -> str:
     options = {"api_base": os.environ["OPENAI_BASE_URL"], "extra_headers": {"x-harness-truth": ctx}}
+    # integration begins
     model = KVTetherModel(model_name=f"openai/{os.environ['HARNESS_MODEL']}", model_kwargs=options)
     agent = KVTetherAgent(
+        # integration ends
         model,
         LocalEnvironment(cwd="."),
         system_template="You work in a directory by running commands.",

@@ -97,7 +97,9 @@ class TaskTool(ToolDefinition[TaskAction, Text]):
 for name, tool in (("shell", ShellTool), ("read_file", ReadFileTool), ("task", TaskTool)):
     register_tool(name, tool)
 TOOLS = [Tool(name="shell"), Tool(name="read_file")]
+# integration begins
 llm = KVTetherLLM(
+    # integration ends
     model=f"openai/{os.environ['HARNESS_MODEL']}",
     base_url=os.environ["OPENAI_BASE_URL"],
     api_key=SecretStr("any"),
@@ -118,6 +120,8 @@ for prompt in (os.environ["HARNESS_PROMPT"], os.environ["HARNESS_PROMPT_2"]):
     main.run()
 answer = get_agent_final_response(main.state.events)
 main.close()
+# integration begins
 end(main.id)
+# integration ends
 did("close", ctx="main")
 did("done", answer=answer)

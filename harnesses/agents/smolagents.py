@@ -56,7 +56,9 @@ def forget(step: ActionStep, agent: ToolCallingAgent) -> None:
 
 def model(agent: str, parent: KVTetherModel | None = None) -> KVTetherModel:
     url, name = os.environ["OPENAI_BASE_URL"], os.environ["HARNESS_MODEL"]
+    # integration begins
     return KVTetherModel(name, api_base=url, api_key="any", agent=agent, parent=parent)
+    # integration ends
 
 
 main = model("main")
@@ -66,19 +68,25 @@ helper = ToolCallingAgent(
     model=sub,
     name="task",
     description="Ask a helper.",
+    # integration begins
     step_callbacks={FinalAnswerStep: sub.finished},
+    # integration ends
     verbosity_level=0,
 )
 agent = ToolCallingAgent(
     tools=[shell, read_file],
     model=main,
     managed_agents=[helper],
+    # integration begins
     step_callbacks={FinalAnswerStep: main.finished, ActionStep: forget},
+    # integration ends
     verbosity_level=0,
 )
 did("context", ctx="main")
 agent.run(os.environ["HARNESS_PROMPT"])
 answer = agent.run(os.environ["HARNESS_PROMPT_2"], reset=False)
+# integration begins
 main.kv.close()
+# integration ends
 did("close", ctx="main")
 did("done", answer=str(answer))

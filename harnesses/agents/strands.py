@@ -39,8 +39,11 @@ def read_file(path: str) -> str:
 
 def agent(name: str, tools: list, **options: object) -> Agent:
     client = {"base_url": os.environ["OPENAI_BASE_URL"], "api_key": "any"}
+    # integration begins
     model = KVTetherModel(client_args=client, model_id=os.environ["HARNESS_MODEL"], context_window_limit=4000)
-    return Agent(model=model, tools=tools, name=name, hooks=[hooks], callback_handler=None, **options)
+    options["hooks"] = [hooks]
+    # integration ends
+    return Agent(model=model, tools=tools, name=name, callback_handler=None, **options)
 
 
 helper = agent("helper", [shell, read_file], system_prompt="You help.")
@@ -56,6 +59,8 @@ main = agent(
 did("context", ctx="main")
 for prompt in (os.environ["HARNESS_PROMPT"], os.environ["HARNESS_PROMPT_2"]):
     answer = main(prompt)
+# integration begins
 hooks.close()
+# integration ends
 did("close", ctx="main")
 did("done", answer=str(answer))

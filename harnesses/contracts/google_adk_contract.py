@@ -53,7 +53,9 @@ class TheHook(unittest.TestCase):
     def test_the_model_has_a_client_that_can_be_another(self) -> None:
         self.assertIn("llm_client", LiteLlm.model_fields, "ADK took LiteLlm.llm_client away")
         told = list(inspect.signature(LiteLLMClient.acompletion).parameters)
-        self.assertEqual(told[:4], ["self", "model", "messages", "tools"], "ADK changed LiteLLMClient.acompletion")
+        self.assertEqual(
+            told[:4], ["self", "model", "messages", "tools"], "ADK changed LiteLLMClient.acompletion"
+        )
         self.assertIn("headers", HttpOptions.model_fields)
 
 
@@ -82,7 +84,9 @@ class Sessions(unittest.TestCase):
             runner = runner_of("twin")
             service = runner.session_service
             made = [await service.create_session(app_name="contract", user_id="u") for _ in range(3)]
-            await asyncio.gather(*(ask(runner, s.id, f"[[task tools#s{n}]] Look.", "Two?") for n, s in enumerate(made)))
+            await asyncio.gather(
+                *(ask(runner, s.id, f"[[task tools#s{n}]] Look.", "Two?") for n, s in enumerate(made))
+            )
             await runner.close()
 
         asyncio.run(run())

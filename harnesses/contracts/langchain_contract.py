@@ -4,15 +4,16 @@ import asyncio
 import inspect
 import unittest
 
-import kvtether.http
-from kvtether import Context
-from kvtether.adapters.langchain import KVTether
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, SummarizationMiddleware
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from proxy_view import contexts, eventually, mismatches, operations, run_page
+
+import kvtether.http
+from kvtether import Context
+from kvtether.adapters.langchain import KVTether
 
 HOOKS = ("before_agent", "after_agent", "wrap_model_call", "wrap_tool_call")
 CLIENTS = {"http_client": kvtether.http.client(), "http_async_client": kvtether.http.async_client()}

@@ -30,12 +30,16 @@ def parameters(function: object) -> list[str]:
 def agent(**options: object) -> KVTetherAgent:
     url = {"api_base": os.environ["OPENAI_BASE_URL"], **options}
     templates = {"system_template": "Work.", "instance_template": "{{task}}", "step_limit": 3}
-    return KVTetherAgent(KVTetherModel(model_name="openai/tiny", model_kwargs=url), LocalEnvironment(), **templates)
+    return KVTetherAgent(
+        KVTetherModel(model_name="openai/tiny", model_kwargs=url), LocalEnvironment(), **templates
+    )
 
 
 class TheHook(unittest.TestCase):
     def test_query_is_there_to_be_overridden(self) -> None:
-        self.assertEqual(parameters(DefaultAgent.query), ["self"], "mini-swe-agent changed DefaultAgent.query")
+        self.assertEqual(
+            parameters(DefaultAgent.query), ["self"], "mini-swe-agent changed DefaultAgent.query"
+        )
         self.assertEqual(parameters(DefaultAgent.run), ["self", "task", "kwargs"])
         self.assertEqual(parameters(DefaultAgent.execute_actions), ["self", "message"])
         self.assertEqual(
@@ -44,7 +48,9 @@ class TheHook(unittest.TestCase):
 
     def test_classes_are_found_by_their_names(self) -> None:
         self.assertIs(get_agent_class(f"{HERE}.KVTetherAgent"), KVTetherAgent)
-        self.assertEqual(get_agent_class(f"{HERE}.KVTetherInteractiveAgent").__name__, "KVTetherInteractiveAgent")
+        self.assertEqual(
+            get_agent_class(f"{HERE}.KVTetherInteractiveAgent").__name__, "KVTetherInteractiveAgent"
+        )
         self.assertIs(get_model_class("openai/tiny", f"{HERE}.KVTetherModel"), KVTetherModel)
 
 

@@ -15,7 +15,11 @@ from kvtether.adapters.openhands import KVTetherLLM, end
 
 def llm() -> KVTetherLLM:
     return KVTetherLLM(
-        model="openai/tiny", base_url=os.environ["OPENAI_BASE_URL"], api_key="any", usage_id="agent", num_retries=0
+        model="openai/tiny",
+        base_url=os.environ["OPENAI_BASE_URL"],
+        api_key="any",
+        usage_id="agent",
+        num_retries=0,
     )
 
 
@@ -80,6 +84,7 @@ class Conversations(unittest.TestCase):
         self.assertEqual(len(rows), 2)
         for row in rows:
             self.assertEqual(mismatches(row["context_id"]), 0)
+            self.assertFalse(row["parent"])
         for talk in talks:
             talk.close()
             end(talk.id)

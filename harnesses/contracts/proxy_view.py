@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import time
 import urllib.parse
 import urllib.request
@@ -49,7 +48,7 @@ def eventually(holds: Callable[[], Any]) -> Any:
 
 
 def run_page() -> dict[str, Any]:
-    """Run the page's Python, all of it, as one program, each line at its place in the page; answers its names."""
+    """Run the page's Python as one program, each line at its place in the page; answers its names."""
     page, kept, inside = os.environ["HARNESS_PAGE"], [], False
     for line in Path(page).read_text().splitlines():
         fence = line.startswith("```")

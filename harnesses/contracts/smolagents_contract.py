@@ -23,7 +23,9 @@ def shell(command: str) -> str:
 
 
 def model(agent: str, parent: KVTetherModel | None = None) -> KVTetherModel:
-    return KVTetherModel("tiny", api_base=os.environ["OPENAI_BASE_URL"], api_key="any", agent=agent, parent=parent)
+    return KVTetherModel(
+        "tiny", api_base=os.environ["OPENAI_BASE_URL"], api_key="any", agent=agent, parent=parent
+    )
 
 
 def edits(name: str) -> list[dict]:
@@ -34,12 +36,24 @@ class TheHook(unittest.TestCase):
     def test_generate_takes_what_the_adapter_reads(self) -> None:
         for method in ("generate", "generate_stream"):
             told = list(inspect.signature(getattr(OpenAIModel, method)).parameters)
-            expected = ["self", "messages", "stop_sequences", "response_format", "tools_to_call_from", "kwargs"]
+            expected = [
+                "self",
+                "messages",
+                "stop_sequences",
+                "response_format",
+                "tools_to_call_from",
+                "kwargs",
+            ]
             self.assertEqual(told, expected, f"smolagents changed OpenAIModel.{method}")
 
     def test_messages_are_merged_by_a_public_function(self) -> None:
         told = list(inspect.signature(get_clean_message_list).parameters)
-        expected = ["message_list", "role_conversions", "convert_images_to_image_urls", "flatten_messages_as_text"]
+        expected = [
+            "message_list",
+            "role_conversions",
+            "convert_images_to_image_urls",
+            "flatten_messages_as_text",
+        ]
         self.assertEqual(told, expected)
 
 

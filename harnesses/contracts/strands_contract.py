@@ -8,7 +8,10 @@ import unittest
 
 from proxy_view import contexts, eventually, mismatches, operations, run_page
 from strands import Agent, tool
-from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
+from strands.agent.conversation_manager import (
+    SlidingWindowConversationManager,
+    SummarizingConversationManager,
+)
 from strands.hooks import HookRegistry
 from strands.models.openai import OpenAIModel
 
@@ -34,8 +37,12 @@ def edits(name: str) -> list[dict]:
 class TheHook(unittest.TestCase):
     def test_the_model_formats_what_it_sends_in_one_place(self) -> None:
         told = inspect.signature(OpenAIModel.format_request).parameters
-        self.assertLessEqual({"messages", "tool_specs", "system_prompt"}, set(told), "Strands changed format_request")
-        made = OpenAIModel(model_id="m").format_request([{"role": "user", "content": [{"text": "x"}]}], None, "y")
+        self.assertLessEqual(
+            {"messages", "tool_specs", "system_prompt"}, set(told), "Strands changed format_request"
+        )
+        made = OpenAIModel(model_id="m").format_request(
+            [{"role": "user", "content": [{"text": "x"}]}], None, "y"
+        )
         self.assertEqual([each["role"] for each in made["messages"]], ["system", "user"])
 
     def test_the_registry_takes_the_events_that_the_hooks_ask_for(self) -> None:
@@ -62,7 +69,9 @@ class Agents(unittest.TestCase):
 
     def test_a_summary_is_a_replacement_and_its_call_a_one_off(self) -> None:
         manager = SummarizingConversationManager(
-            summary_ratio=0.5, preserve_recent_messages=1, proactive_compression={"compression_threshold": 0.01}
+            summary_ratio=0.5,
+            preserve_recent_messages=1,
+            proactive_compression={"compression_threshold": 0.01},
         )
         worker = self.agent("sums-up", conversation_manager=manager)
         for text in ("One? " * 20, "Two? " * 20, "Three? " * 20):

@@ -20,15 +20,10 @@ def arrive(decision: Decision, call: CallArrival) -> None:
     changes nothing. Only a context's first call can make it a one-off: a used one has more to lose.
     """
     state = decision.state
-    if state.declared_length is not None and state.declared_length != len(call.messages):
-        decision.emit(
-            DeclarationMismatched(
-                at_ns=decision.at_ns,
-                call_id=call.call_id,
-                expected=state.declared_length,
-                actual=len(call.messages),
-            )
-        )
+    declared = state.declared_length if state.declares_appends else None
+    if declared is not None and declared != (actual := len(call.messages)):
+        call_id, now = call.call_id, decision.at_ns
+        decision.emit(DeclarationMismatched(at_ns=now, call_id=call_id, expected=declared, actual=actual))
     match = match_list(decision.state, call.head, call.messages)
     attempt = _next_attempt(state, call.call_id)
     decision.emit(

@@ -280,6 +280,6 @@ def edited(state: ContextState, event: ListEdited) -> ContextState:
             branches=tuple(branches),
             pins=tuple(pins),
             flights=flights,
-            declared_length=length if state.declares_appends else None,
+            declared_length=length,
         )
     )

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from kvtether.arguments import WaitKind
 from kvtether.client import Client
-from kvtether.context import Context, WaitKind, current
+from kvtether.context import Context, current
 from kvtether.names import context_id, label
 
 MAX_CONTEXTS = 1024
@@ -63,8 +64,12 @@ class AgentContexts:
         """
         call = _tool.get()
         if call is None:
-            found = current()
-            return self.adopt(found) if found else self.named(name)
+            active = current()
+            if active is not None:
+                return self.adopt(active)
+            found = self.named(name)
+            found.agent = found.agent or label(agent)
+            return found
         begin = call.caller.fork if inherits == call.caller.name else call.caller.spawn
         number = f".{len(call.children)}" if call.children else ""
         child = begin(name=f"{call.caller.name}:{call.call_id}{number}")

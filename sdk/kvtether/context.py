@@ -9,9 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
+from operator import index
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any
 
+from kvtether.arguments import (
+    Result,
+    Span,
+    WaitKind,
+    checked_result,
+    checked_span,
+    checked_wait,
+    lease,
+    number,
+    seconds,
+    wire_span,
+)
 from kvtether.client import Client, default_client
 from kvtether.compaction import Compaction
 from kvtether.ledger import Ledger, Operation
@@ -32,12 +45,6 @@ LINGER_SECONDS = 0.05
 
 FIRST_CALL_SECONDS = 0.25
 """How long operations wait for the answer to a context's first call: before it there is no context."""
-
-Span = tuple[int, int] | Literal["system", "tools"]
-WaitKind = Literal["tool", "human", "subagent"]
-Result = Literal["verified", "failed", "superseded"]
-_WAIT_KINDS: tuple[str, ...] = get_args(WaitKind)
-_RESULTS: tuple[str, ...] = get_args(Result)
 
 _active: ContextVar[tuple["Context", ...]] = ContextVar("kvtether_active", default=())
 _calls = count(1)
@@ -106,8 +113,7 @@ class Context:
 
     def append(self, n: int = 1) -> None:
         """`n` messages were added at the end."""
-        if n < 0:
-            raise ValueError("n counts messages")
+        n = number(n)
         with self._ledger.lock:
             self.length += n
             if n and self._begun:
@@ -115,9 +121,7 @@ class Context:
 
     def replace(self, start: int, stop: int, n: int) -> None:
         """The messages `[start, stop)` gave way to `n` others; with `start == stop` these come between."""
-        _check_span(start, stop)
-        if n < 0:
-            raise ValueError("n counts messages")
+        (start, stop), n = checked_span(start, stop), number(n)
         with self._ledger.lock:
             self.length += n - (stop - start)
             if self._begun and (n or start < stop):
@@ -125,7 +129,7 @@ class Context:
 
     def remove(self, start: int, stop: int) -> None:
         """The messages `[start, stop)` are gone."""
-        _check_span(start, stop)
+        start, stop = checked_span(start, stop)
         with self._ledger.lock:
             self.length -= stop - start
             if self._begun and start < stop:
@@ -138,8 +142,7 @@ class Context:
         return self._fork(upto, name, agent, one_off=False)
 
     def _fork(self, upto: int | None, name: str | None, agent: str, one_off: bool) -> "Context":
-        if upto is not None and upto < 0:
-            raise ValueError("upto counts messages")
+        upto = None if upto is None else number(upto)
         with self._ledger.lock:
             child = self._child(name, agent, one_off)
             num = child.length = self.length if upto is None else min(upto, self.length)
@@ -147,6 +150,7 @@ class Context:
                 child._messages = MessageList(child, self._messages[:num])
             if self._begun:  # else the proxy knows nothing yet to begin with
                 child._begun, child.fork_at = True, num
+                child._ledger.not_before = self._ledger.not_before
                 operation = {"op": "fork", "seq": 0, "ctx": child.name, "parent": self.name, "upto": num}
                 child._record(operation | child._labels())
                 if one_off:
@@ -179,25 +183,23 @@ class Context:
 
     def pin(self, span: Span, ttl: float = 300.0, priority: int | None = None) -> None:
         """Hold everything up to the span's end for `ttl` seconds, an hour at most."""
-        if not 0 < ttl < float("inf"):
-            raise ValueError("ttl is more than 0 seconds")
-        operation: Operation = {"op": "pin", "seq": 0, "ctx": self.name, "span": _wire(span), "ttl": ttl}
+        operation: Operation = {"op": "pin", "seq": 0, "ctx": self.name, "span": wire_span(span)}
+        operation["ttl"] = lease(ttl)
         if priority is not None:
-            operation["priority"] = priority
+            operation["priority"] = index(priority)
         self._tell(operation)
 
     def unpin(self, span: Span) -> None:
         """Back to the ordinary state."""
-        self._tell({"op": "unpin", "seq": 0, "ctx": self.name, "span": _wire(span)})
+        self._tell({"op": "unpin", "seq": 0, "ctx": self.name, "span": wire_span(span)})
 
     def waiting(self, kind: WaitKind, tool: str = "", eta: float | None = None) -> None:
         """What the agent waits for now, and for how many seconds it probably will."""
-        _check_wait(kind)
-        operation: Operation = {"op": "waiting", "seq": 0, "ctx": self.name, "kind": kind}
+        operation: Operation = {"op": "waiting", "seq": 0, "ctx": self.name, "kind": checked_wait(kind)}
         if tool:
             operation["tool"] = label(tool)
         if eta is not None:
-            operation["eta"] = max(0.0, eta)
+            operation["eta"] = seconds(eta)
         self._tell(operation)
 
     def resumed(self) -> None:
@@ -206,9 +208,11 @@ class Context:
 
     def outcome(self, span: tuple[int, int], result: Result) -> None:
         """What became of the work that the span stands for."""
-        if result not in _RESULTS:
-            raise ValueError(f"result is one of {', '.join(_RESULTS)}")
-        self._tell({"op": "outcome", "seq": 0, "ctx": self.name, "span": _wire(span), "result": result})
+        if isinstance(span, str):
+            raise ValueError("work is a span of messages")
+        operation: Operation = {"op": "outcome", "seq": 0, "ctx": self.name, "span": wire_span(span)}
+        operation["result"] = checked_result(result)
+        self._tell(operation)
 
     def close(self) -> None:
         """The context is over: what nobody else needs of it is let go. A call opens it again."""
@@ -264,7 +268,7 @@ class Context:
         self, riding: bool, call: str, waiting: WaitKind | None, tool: str, eta: float | None, close: bool
     ) -> tuple[dict[str, str], dict[str, Any] | None]:
         if waiting is not None:
-            _check_wait(waiting)
+            waiting = checked_wait(waiting)
         ledger = self._ledger
         with ledger.lock:
             first, self._begun, self._called = not self._begun, True, True
@@ -288,7 +292,7 @@ class Context:
         if waiting is not None:
             fields["waiting"] = Token(waiting)
             fields |= {"tool": label(tool)} if tool else {}
-            fields |= {"eta": max(0.0, float(eta))} if eta is not None else {}
+            fields |= {"eta": seconds(eta)} if eta is not None else {}
         if seq:
             fields |= {"source": source, "seq": seq}
         fields |= self._labels()
@@ -306,7 +310,7 @@ class Context:
         At most, and without those of the new messages. None if that is not known: no proxy, or no call yet.
         Asks the proxy, and waits for its answer a few seconds at most.
         """
-        _check_span(start, stop)
+        (start, stop), n = checked_span(start, stop), number(n)
         if start == stop and not n:
             return 0
         if not self._begun:
@@ -363,26 +367,6 @@ class Context:
                 self._record(operation)
             elif operation["op"] in ("pin", "unpin"):
                 self._early.append(operation)
-
-
-def _check_span(start: int, stop: int) -> None:
-    if not 0 <= start <= stop:
-        raise ValueError(f"[{start}, {stop}) is no span")
-
-
-def _check_wait(kind: str) -> None:
-    if kind not in _WAIT_KINDS:
-        raise ValueError(f"one waits for one of {', '.join(_WAIT_KINDS)}")
-
-
-def _wire(span: Span) -> list[int] | str:
-    if isinstance(span, str):
-        if span not in ("system", "tools"):
-            raise ValueError('a span is (start, stop), "system" or "tools"')
-        return span
-    start, stop = span
-    _check_span(start, stop)
-    return [start, stop]
 
 
 def _fit(operations: list[Operation]) -> bool:

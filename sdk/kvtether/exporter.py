@@ -22,6 +22,9 @@ STOP_SECONDS = 1.0
 MAX_BATCH = 256
 """Operations in one request."""
 
+LOOK_SECONDS = 0.05
+"""How often the thread looks for what may go while something else has to wait."""
+
 NO_SUCH_CONTEXT = "no such context"
 """The proxy's reason where a context's first call has not come yet."""
 
@@ -88,6 +91,7 @@ class Exporter:
         self._failures = 0
         self._absences = 0
         self._quiet_until = 0.0
+        self._proven = False
         self._said = ""
 
     def take(self, entry: Entry) -> bool:
@@ -129,8 +133,11 @@ class Exporter:
 
         What was dropped because nobody takes it counts as gone.
         """
-        if self._thread is None:
-            return True
+        if self._thread is None and self._inbox:
+            self._start()
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return not self._inbox
         flush = _Flush()
         self._inbox.append(flush)
         self._wake.set()
@@ -201,7 +208,7 @@ class Exporter:
                 return self._quiet_until - now
             batch, due = self._batch(now, urgent)
             if not batch:
-                return max(due - now, 0.001)
+                return min(max(due - now, 0.001), LOOK_SECONDS)
             answer = connection.post(batch[0].source, [entry.operation for entry in batch])
             self._judge(batch, answer)
             self._urgent = self._urgent or urgent
@@ -236,6 +243,7 @@ class Exporter:
         now = time.monotonic()
         match answer.verdict:
             case Verdict.TAKEN:
+                self._proven = True
                 self._failures = self._absences = 0
                 self._quiet_until = 0.0
                 self._say("")
@@ -246,14 +254,14 @@ class Exporter:
                 self._quiet_until = now + pause * random.uniform(0.75, 1.0)
                 self._say(f"operations cannot be sent ({answer.detail}); the agent goes on without")
                 self._end_flushes(False)
-            case Verdict.ABSENT:
+            case Verdict.REFUSED if self._proven:
+                log.warning("operations were refused (%s); their context goes on without", answer.detail)
+                batch[0].ledger.give_up()
+            case Verdict.ABSENT | Verdict.REFUSED:
                 self._quiet_until = now + _doubled(self._patience.absent, self._absences)
                 self._absences += 1
                 self._say(f"nobody takes operations ({answer.detail}); the agent goes on without")
                 self._drop()
-            case Verdict.REFUSED:
-                log.warning("operations were refused: %s", answer.detail)
-                batch[0].ledger.give_up()
 
     def _settle(self, batch: list[Entry], answer: Answer, now: float) -> None:
         """Up to the first operation that may come again: those behind it would wait for it."""

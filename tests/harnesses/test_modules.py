@@ -10,7 +10,7 @@ def test_every_module_says_what_it_is():
     assert len(found) == len([p for p in AGENTS.glob("*.py") if p.stem != "__init__"])
     for each in found:
         assert each.api in ("chat", "responses", "messages"), each.name
-        assert each.integration in ("none", "adapter", "hooks", "settings", "plugin"), each.name
+        assert each.integration in ("none", "SDK", "adapter", "hooks", "settings", "plugin"), each.name
 
 
 def test_lines_are_counted_between_the_marks_without_blanks_comments_and_docstrings():

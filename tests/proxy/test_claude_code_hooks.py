@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lifecycle.vocabulary import WaitKind
-from proxy.claude_code_hooks import claude_code_facts
+from proxy.claude_code_hooks import claude_code_fact
 from proxy.errors import InvalidRequest
 from proxy.harness_contexts import claude_code_context
 from proxy.hook_facts import CompactionBegins, CompactionDone, GoesOn, HookFact, Over, SubagentBegan, Waits
@@ -59,7 +59,7 @@ def hook(name: str, **fields: object) -> dict[str, Any]:
     ],
 )
 def test_a_hook_tells_of_its_session_or_subagent(event: dict[str, Any], fact: HookFact) -> None:
-    assert list(claude_code_facts(event)) == [fact]
+    assert claude_code_fact(event) == fact
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_hook_tells_of_its_session_or_subagent(event: dict[str, Any], fact: Ho
     [hook("TaskCompleted"), hook("SubagentStop"), hook("Notification", notification_type="auth_success")],
 )
 def test_what_tells_of_no_context_is_nothing(event: dict[str, Any]) -> None:
-    assert not claude_code_facts(event)
+    assert claude_code_fact(event) is None
 
 
 @pytest.mark.parametrize("missing", ["hook_event_name", "session_id"])
@@ -75,4 +75,4 @@ def test_a_hook_without_a_name_or_a_session_says_so(missing: str) -> None:
     event = hook("Stop")
     del event[missing]
     with pytest.raises(InvalidRequest, match=missing):
-        claude_code_facts(event)
+        claude_code_fact(event)

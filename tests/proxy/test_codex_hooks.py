@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lifecycle.vocabulary import WaitKind
-from proxy.codex_hooks import codex_facts
+from proxy.codex_hooks import codex_fact
 from proxy.errors import InvalidRequest
 from proxy.harness_contexts import codex_context
 from proxy.hook_facts import CompactionBegins, CompactionDone, GoesOn, HookFact, Over, SubagentBegan, Waits
@@ -47,12 +47,12 @@ def hook(name: str, **fields: object) -> dict[str, Any]:
     ],
 )
 def test_a_hook_tells_of_its_thread(event: dict[str, Any], fact: HookFact) -> None:
-    assert list(codex_facts(event)) == [fact]
+    assert codex_fact(event) == fact
 
 
 @pytest.mark.parametrize("name", ["SomethingNew", "SubagentStart", "SubagentStop"])
 def test_what_tells_of_no_context_is_nothing(name: str) -> None:
-    assert not codex_facts(hook(name))
+    assert codex_fact(hook(name)) is None
 
 
 @pytest.mark.parametrize("missing", ["hook_event_name", "session_id"])
@@ -60,4 +60,4 @@ def test_a_hook_without_a_name_or_a_session_says_so(missing: str) -> None:
     event = hook("Stop")
     del event[missing]
     with pytest.raises(InvalidRequest, match=missing):
-        codex_facts(event)
+        codex_fact(event)

@@ -15,12 +15,14 @@ from lifecycle.core.events import (
 from lifecycle.core.state import list_path
 from lifecycle.vocabulary import WaitKind
 from proxy.harness_contexts import claude_code_context, codex_context, session_context
+from tests.proxy.test_api_lives import keys_of, until_freed, until_proven
 from tests.proxy.test_claude_code_hooks import AGENT, SESSION
 from tests.proxy.test_claude_code_hooks import hook as claude_code
 from tests.proxy.test_codex_hooks import ROOT
 from tests.proxy.test_codex_hooks import hook as codex
 from tests.proxy.test_data_app import bearer, keys
 from tests.proxy.test_opencode_hooks import event as opencode
+from tests.proxy.toy_model import CHUNK
 from tests.proxy.whole_proxy import Whole, assistant, lifecycle, system, user, whole_proxy
 
 CLAUDE, CODEX = claude_code_context(SESSION), codex_context(ROOT)
@@ -64,12 +66,33 @@ async def test_a_compaction_takes_out_what_it_summed_up_and_nothing_else(tmp_pat
         assert length(it, CODEX) == 5
 
 
-async def test_of_a_claude_code_session_no_message_outlives_a_compaction(tmp_path: Path) -> None:
+async def test_a_compaction_frees_what_it_took_out_and_leaves_what_stays(tmp_path: Path) -> None:
+    stays = [system("be brief " * 9), user("a first question, long enough for chunks of its own")]
+    messages = [*stays, assistant("an answer " * 9), user("and a second question " * 5)]
+    async with whole_proxy(tmp_path) as it:
+        await it.chat(messages, lifecycle(ctx=CODEX))
+        keys = keys_of(it, {"messages": messages})
+        await until_proven(it, CODEX, keys)
+        await told(it, "codex", codex("PreCompact"))
+        await told(it, "codex", codex("PostCompact"))
+        after = keys_of(it, {"messages": [*stays, user("the summary")]})
+        num_shared = sum(old == new for old, new in zip(keys, after, strict=False))
+        assert 0 < num_shared < len(keys)
+        await until_freed(it, keys[num_shared + 1 :])
+        await it.chat([*stays, user("the summary")], lifecycle(ctx=CODEX))
+        assert it.toy.hits[-1] >= num_shared * CHUNK, "what stayed is hit by the next call"
+
+
+async def test_of_others_nothing_but_instructions_outlives_a_compaction(tmp_path: Path) -> None:
+    main = session_context("ses_main")
     async with whole_proxy(tmp_path) as it:
         await it.chat(LIST, lifecycle(ctx=CLAUDE))
         await told(it, "claude-code", claude_code("PreCompact"))
         await told(it, "claude-code", claude_code("PostCompact"))
-        assert length(it, CLAUDE) == 0
+        await it.chat([system("be brief"), *LIST], lifecycle(ctx=main))
+        await told(it, "opencode", opencode("session.compacting", sessionID="ses_main"))
+        await told(it, "opencode", opencode("session.compacted", sessionID="ses_main"))
+        assert (length(it, CLAUDE), length(it, main)) == (0, 1)
 
 
 async def test_a_compaction_that_is_told_after_its_list_was_seen_changes_nothing(tmp_path: Path) -> None:
@@ -169,3 +192,28 @@ async def test_hooks_are_numbered_by_the_books_beside_the_agents_own_operations(
         await told(it, "codex", codex("SessionEnd"))
         applied = [(e.source, e.operation.seq) for e in await it.events(OperationApplied)]
         assert applied == [("s", 1), ("hooks:codex", 1), ("hooks:codex", 2)]
+
+
+async def test_the_call_between_the_hooks_of_a_compaction_is_a_one_off(tmp_path: Path) -> None:
+    session = {"x-claude-code-session-id": SESSION}
+    async with whole_proxy(tmp_path) as it:
+        await it.chat(LIST, session)
+        await told(it, "claude-code", claude_code("PreCompact"))
+        asked = await it.chat([*LIST, assistant("ok"), user("sum it up")], session)
+        assert asked.headers["x-kv-context"] != CLAUDE
+        assert it.context(asked.headers["x-kv-context"]).one_off
+        await told(it, "claude-code", claude_code("PostCompact"))
+        assert length(it, CLAUDE) == 0
+        after = await it.chat([user("a summary"), user("go on")], session)
+        assert after.headers["x-kv-context"] == CLAUDE
+
+
+async def test_a_compaction_that_was_given_up_leaves_the_next_turn_a_turn(tmp_path: Path) -> None:
+    session = {"x-claude-code-session-id": SESSION}
+    async with whole_proxy(tmp_path) as it:
+        await it.chat(LIST, session)
+        await told(it, "claude-code", claude_code("PreCompact"))
+        await told(it, "claude-code", claude_code("UserPromptSubmit", prompt="go on"))
+        after = await it.chat([*LIST, assistant("ok"), user("go on")], session)
+        assert after.headers["x-kv-context"] == CLAUDE
+        assert length(it, CLAUDE) == 5

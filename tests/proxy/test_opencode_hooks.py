@@ -17,7 +17,7 @@ from proxy.hook_facts import (
     TurnOver,
     Waits,
 )
-from proxy.opencode_hooks import opencode_facts
+from proxy.opencode_hooks import opencode_fact
 
 MAIN, SUB = session_context("ses_main"), session_context("ses_sub")
 
@@ -51,7 +51,7 @@ def event(name: str, **properties: object) -> dict[str, Any]:
     ],
 )
 def test_an_event_tells_of_its_session(told: dict[str, Any], fact: HookFact) -> None:
-    assert list(opencode_facts(told)) == [fact]
+    assert opencode_fact(told) == fact
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_an_event_tells_of_its_session(told: dict[str, Any], fact: HookFact) -> 
     ],
 )
 def test_what_tells_of_no_context_is_nothing(told: dict[str, Any]) -> None:
-    assert not opencode_facts(told)
+    assert opencode_fact(told) is None
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_what_tells_of_no_context_is_nothing(told: dict[str, Any]) -> None:
 )
 def test_an_event_that_lacks_what_it_should_have_says_so(told: dict[str, Any], missing: str) -> None:
     with pytest.raises(InvalidRequest, match=missing):
-        opencode_facts(told)
+        opencode_fact(told)

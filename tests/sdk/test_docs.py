@@ -6,55 +6,45 @@ import sys
 
 from tests.architecture.deployment import REPOSITORY
 from tests.architecture.test_readme import README, blocks
-from tests.sdk.ops_server import SECONDS, OpsServer
+from tests.sdk.ops_server import SECONDS, lifecycle_of
 
 PAGE = (REPOSITORY / "docs" / "sdk.md").read_text()
-RUN = "import sys\nfor block in sys.argv[1:]:\n    exec(compile(block, block, 'exec'), {})"
+EXAMPLE = REPOSITORY / "examples" / "sdk.py"
+RUN = """
+import sys
+url, blocks, sys.argv = sys.argv[1], sys.argv[2:], ["sdk.py", sys.argv[1]]
+for block in blocks:
+    exec(compile(block, block[:40], "exec"), {})
+"""
 
 
-def run(server: OpsServer, *command: str) -> str:
+def test_the_pages_examples_run_and_do_what_the_pages_say(server):
+    url = f"{server.url}/v1"
+    page, readme = blocks(PAGE, "python"), blocks(README, "python")
+    examples = [*page, *readme, EXAMPLE.read_text()]
     environment = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY / "sdk"),
-        "OPENAI_BASE_URL": f"{server.url}/v1",
+        "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": "any",
         "NO_PROXY": "*",
     }
+    here = [each.replace("http://127.0.0.1:8700", server.url) for each in examples]
     done = subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, "-c", RUN, url, *here],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=2 * SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_pages_examples(server):
-    examples = blocks(PAGE, "python")
-    run(server, "-c", RUN, *examples)
-    assert len(examples) == 6
-    used = {operation["op"] for operation in server.applied}
-    assert {"append", "replace", "remove", "close"} <= used
+    assert done.stdout.splitlines()[-1] == "closed"
+    assert (len(page), len(readme)) == (6, 2)
+    said = [lifecycle_of(headers) for headers, _ in server.calls]
+    singles = {each["ctx"] for each in said if "one_off" in each}
+    called = {each["ctx"] for each in said} - {"run-7"}  # the README's first agent has no SDK
+    assert len(singles) == 2, "the page's summariser and the example's"
     closed = {op["ctx"] for op in server.applied if op["op"] == "close"}
-    singles = {
-        headers["x-kv-lifecycle"] for headers, _ in server.calls if "one_off" in headers["x-kv-lifecycle"]
-    }
-    assert len(closed) == 4, "each that called"
-    assert len(singles) == 1, "the summariser"
-
-
-def test_the_readmes_examples(server):
-    ours = [b.replace("http://127.0.0.1:8700", server.url) for b in blocks(README, "python")]
-    run(server, "-c", RUN, *ours)
-    assert len(server.calls) == len(ours) == 2
-    assert server.kinds() == ["replace", "close"]
-
-
-def test_the_example_file(server):
-    printed = run(server, str(REPOSITORY / "examples" / "sdk.py"), f"{server.url}/v1")
-    assert printed.splitlines()[-1] == "closed"
-    kinds = [op["op"] for op in server.applied]
-    assert (kinds.count("fork"), kinds.count("replace"), kinds.count("close")) == (1, 1, 2)
+    assert called - singles == closed, "each that called is closed in the end"
+    assert {op["op"] for op in server.applied} == {"append", "replace", "remove", "fork", "close"}

@@ -94,11 +94,10 @@ def test_a_server_that_fails_is_tried_again(server, sending, caplog):
     ledger = Ledger("c", sending.take)
     append(ledger)
     server.until(lambda it: len(it.requests) >= 2)
-    assert sending.failing
     append(ledger)
     server.status = 200
+    server.until(lambda it: [op["seq"] for op in it.applied] == [1, 2])
     assert sending.flush(SECONDS)
-    assert [op["seq"] for op in server.applied] == [1, 2]
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert not sending.failing
@@ -208,12 +207,37 @@ def test_a_context_whose_call_never_comes_is_given_up(server):
 
 
 def test_a_request_that_cannot_be_read_is_not_sent_for_ever(server, sending):
-    ledger = Ledger("c", sending.take)
+    ledger, other = Ledger("c", sending.take), Ledger("d", sending.take)
+    append(other)
+    assert sending.flush(SECONDS)
     server.status = 400
     append(ledger)
     assert sending.flush(SECONDS)
     assert ledger.lost
+    server.status = 200
+    append(other)
+    assert sending.flush(SECONDS)
+    assert [len(r["ops"]) for r in server.requests] == [1, 1, 1]
+    assert not other.lost
+
+
+def test_who_refuses_everything_is_no_proxy(server, sending, caplog):
+    server.status = 400
+    for name in "abc":
+        append(Ledger(name, sending.take))
+        assert sending.flush(SECONDS)
     assert len(server.requests) == 1
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+
+
+def test_a_context_that_has_to_wait_holds_up_no_other(server, sending):
+    waiting, other = Ledger("c", sending.take), Ledger("d", sending.take)
+    waiting.not_before = float("inf")
+    append(waiting)
+    sending.kick()
+    append(other)
+    server.until(lambda it: it.kinds("d") == ["append"])
+    assert server.kinds("c") == []
 
 
 def test_nobody_there_ends_it_until_somebody_is_seen(server, sending, caplog):
@@ -250,11 +274,12 @@ def test_memory_is_bounded_while_nothing_leaves(server, sending):
 
 
 def test_it_ends_and_begins_again(server, sending):
+    others = threading.enumerate()
     ledger = Ledger("c", sending.take)
     append(ledger)
     assert sending.flush(SECONDS)
     sending.stop()
-    assert not any(t.name == "kvtether" and t.is_alive() for t in threading.enumerate())
+    assert not [t for t in threading.enumerate() if t.name == "kvtether" and t not in others]
     append(ledger)
     assert sending.flush(SECONDS)
     assert server.kinds() == ["append", "append"]

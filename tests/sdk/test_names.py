@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtether import context, names
+from kvtether import names
 from lifecycle import vocabulary
 from proxy import lifecycle_fields, operations, ops_api
 
@@ -20,11 +20,6 @@ def test_the_limits_are_the_proxys():
     assert names.MAX_NAME_LENGTH == operations.MAX_CONTEXT_LENGTH == operations.MAX_LABEL_LENGTH
     assert names.MAX_HEADER_BYTES == lifecycle_fields.MAX_HEADER_BYTES
     assert names.MAX_RIDING_BYTES == lifecycle_fields.MAX_BODY_OPS_BYTES
-
-
-def test_what_can_be_waited_for_and_come_of_is_the_proxys():
-    assert set(context._WAIT_KINDS) == operations.DECLARABLE_WAITS
-    assert set(context._RESULTS) == set(vocabulary.OutcomeResult)
 
 
 @given(st.text(min_size=1, max_size=600))

@@ -85,4 +85,4 @@ class KVTether(AgentMiddleware[KVTetherState, Any, Any]):
 
 
 def _thread() -> str | None:
-    return get_config().get("configurable", {}).get("thread_id")  # type: ignore[no-any-return]
+    return get_config().get("configurable", {}).get("thread_id")

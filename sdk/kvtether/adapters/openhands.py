@@ -1,7 +1,7 @@
 """OpenHands SDK: an LLM that gives each conversation a context and tells its list as it is sent.
 
-A condensation is the edit that it makes; the condenser's own calls, titles and the like are one-offs. Subagents
-are given copies of the LLM by OpenHands itself, and are children of the conversation that called them.
+A condensation is the edit that it makes; the condenser's own calls, titles and the like are one-offs.
+Subagents are given copies of the LLM by OpenHands itself, and are children of whoever called them.
 """
 
 from contextvars import ContextVar
@@ -18,7 +18,7 @@ except ImportError as missing:
 
 _contexts: dict[str, Context] = {}
 _acting: ContextVar[Context | None] = ContextVar("kvtether_openhands", default=None)
-"""Whose turn was the last in this thread, or is that of the tool that runs in it."""
+"""Whose tools run in this thread."""
 
 
 class KVTetherLLM(LLM):
@@ -37,10 +37,7 @@ class KVTetherLLM(LLM):
         if whose and whose.session_id and tools:
             made = (acting.spawn if acting else Context)(agent="openhands")
             context = _contexts.setdefault(whose.session_id, made)
-            _acting.set(context)
-            responses = self.uses_responses_api()
-            wire = self.format_messages_for_responses(messages)[1] if responses else None
-            context.messages.sync(wire if responses else self.format_messages_for_llm(messages))
+            context.messages.sync(self._wire(messages))
         else:
             context = (acting or Context(agent="openhands")).one_off()
         told = context.call()
@@ -48,10 +45,17 @@ class KVTetherLLM(LLM):
         kwargs["extra_body"] = told["extra_body"] or {}
         return context
 
+    def _wire(self, messages: Any) -> list[Any]:
+        if self.uses_responses_api():
+            return list(self.format_messages_for_responses(messages)[1])
+        return list(self.format_messages_for_llm(messages))
+
     def _heard(self, context: Context, answer: Any) -> Any:
         called = [call.name for call in answer.message.tool_calls or ()]
-        if called and not context.is_one_off:
-            context.waiting("subagent" if called[0] in ("task", "delegate") else "tool", called[0])
+        if not context.is_one_off:
+            _acting.set(context if called and called[0] != "finish" else None)
+            kind: Any = "subagent" if called[:1] in (["task"], ["delegate"]) else "tool"
+            context.waiting(kind if _acting.get() else "human", *called[:1])
         return answer
 
 

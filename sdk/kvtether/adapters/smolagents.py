@@ -20,6 +20,9 @@ except ImportError as missing:
 class KVTetherModel(OpenAIModel):
     """`OpenAIModel` of one agent. `parent` is the model of the agent that manages it."""
 
+    kv: Context
+    """The agent's context."""
+
     def __init__(
         self, *args: Any, agent: str = "", parent: "KVTetherModel | None" = None, **kwargs: Any
     ) -> None:

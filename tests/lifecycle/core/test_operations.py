@@ -116,6 +116,20 @@ def test_an_edit_behind_the_known_list_keeps_the_generation() -> None:
     assert not story.answer_keys("s0 u1", "a1") & story.keys_live()
 
 
+def test_what_is_appended_behind_a_first_edit_counts_from_the_whole_list() -> None:
+    story = talked()
+    story.do(ReplaceMessages, span=(1, 2), n=1)
+    story.do(AppendMessages, n=2)
+    assert story.state.declared_length == 6
+
+
+def test_a_client_that_tells_edits_alone_declares_no_length() -> None:
+    story = talked()
+    story.do(RemoveMessages, span=(1, 3))
+    story.arrive("s0 t1 a2 u2 a3", "c2")
+    assert "DeclarationMismatched" not in story.names()
+
+
 def test_an_edit_spares_other_branches_that_do_not_pass_it() -> None:
     story = Story()
     story.call("s0 u1")

@@ -1,0 +1,7 @@
+"""The OpenAI Agents SDK: without it, the adapter says what is missing. With it: harnesses/contracts."""
+
+from tests.sdk.adapters.missing_harness import import_without
+
+
+def test_it_names_the_package_to_install(monkeypatch):
+    assert import_without("agents", "openai_agents", monkeypatch).endswith("pip install openai-agents")

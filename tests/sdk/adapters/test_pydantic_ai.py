@@ -1,0 +1,9 @@
+"""Pydantic AI: without it, the adapter says what is missing. With it: harnesses/contracts."""
+
+from tests.sdk.adapters.missing_harness import import_without
+
+
+def test_it_names_the_package_to_install(monkeypatch):
+    assert import_without("pydantic_ai", "pydantic_ai", monkeypatch).endswith(
+        "pip install 'pydantic-ai-slim[openai]'"
+    )
