@@ -13,7 +13,7 @@ from lifecycle.core.ids import Namespace
 from lifecycle.core.observations import Tick
 from lifecycle.vocabulary import Mode
 from proxy.app import Serving, serving
-from proxy.config import CacheConfig, Config, Listener, ModelConfig, UpstreamConfig
+from proxy.config import AdminListener, CacheConfig, Config, Listener, ModelConfig, UpstreamConfig
 
 READY_SECONDS = 60.0
 SETTLE_SECONDS = 20.0
@@ -79,7 +79,7 @@ async def proxied_model(folder: Path, record: Path | None = None) -> AsyncIterat
         engine = model.engine
         config = Config(
             data=Listener(port=0),
-            admin=Listener(port=0),
+            admin=AdminListener(port=0),
             upstream=UpstreamConfig(url=model.url),
             models=(ModelConfig(path=str(engine.model_path), name=MODEL_NAME),),
             cache=CacheConfig(

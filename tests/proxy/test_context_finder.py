@@ -21,6 +21,9 @@ TASK = user("Find out why the nightly build fails, and repair it before the morn
 BASE = [SYSTEM, TASK]
 
 
+DONE = ChoiceFact(index=0, content="Done.")
+
+
 class Story:
     """Calls in a row, each answered at once unless it is said otherwise."""
 
@@ -32,7 +35,7 @@ class Story:
         self,
         messages: list[Message],
         headers: dict[str, str] | None = None,
-        answer: ChoiceFact | None = ChoiceFact(index=0, content="Done."),
+        answer: ChoiceFact | None = DONE,
         **fields: Any,
     ) -> Identity:
         said = self.said(headers or {}, fields)
