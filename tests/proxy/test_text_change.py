@@ -54,7 +54,8 @@ def test_any_two_texts_can_be_compared(one: str, other: str) -> None:
     "text", ["a-", "0a", "tokens ", "a=", "1:", "2026-", "x-anthropic-billing-header:a="]
 )
 def test_long_texts_of_few_signs_take_milliseconds_not_hours(text: str) -> None:
-    assert text_change(f"x{text * 20_000}y", f"z{text * 20_000}w") is None
+    kind = text_change(f"x{text * 20_000}y", f"z{text * 20_000}w")
+    assert kind in (None, PrefixBreak.NONCE), "one long word with a number in it may be an id"
 
 
 def test_heads_differ_in_tools_their_order_the_system_prompt_or_settings() -> None:
