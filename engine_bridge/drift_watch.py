@@ -4,9 +4,9 @@ Two kinds of drift are found by looking only. Chunks that the books call stored 
 said so: a delete by hand, a lost file. And chunks that we freed are back although nobody computed them again:
 a copy to a lower tier that was on its way. The first are recorded as gone, the second are freed once more.
 
-And what was computed when our own process died: nobody proved it ours. A chunk that stands behind one that is
-ours was stored after that one, or both would have been there before; so, if nobody unseen used the cache, one
-of our calls stored it.
+And what was computed when our own process died, or when a client hung up before the engine counted what it
+had cached: nobody proved it ours. A chunk that stands behind one that is ours was stored after that one, or
+both would have been there before; so, if nobody unseen used the cache, one of our calls stored it.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class OwingCache(Protocol):
 
 
 class DriftWatch:
-    """One loop. `found(what, number)` is told of chunks `gone`, `returned`, or `proven` after a restart.
+    """One loop. `found(what, number)` is told of chunks `gone`, `returned`, or `proven` late.
 
     Contexts are looked at in turn, whoever was not for longest first.
     """
@@ -80,7 +80,6 @@ class DriftWatch:
         self._found = found
         self._look_seconds = look_seconds
         self._keys_per_look = keys_per_look
-        self._since_ns = 0
         self._turns: deque[str] = deque()
         self._looked_ns: dict[str, int] = {}
 
@@ -103,13 +102,12 @@ class DriftWatch:
 
     async def _prove_what_was_cut_off(self) -> None:
         now_ns = self._tracker.clock.now_ns()
-        self._since_ns = (self._since_ns or now_ns) if self._tracker.cut_off else 0
         index = self._tracker.contexts.index
-        for namespace, run in list(self._tracker.cut_off):
+        for (namespace, run), since_ns in list(self._tracker.cut_off.items()):
             unproven = index.unproven(namespace, run)
             wanted = [key for key in unproven if index.describe(namespace, key) is not None]
-            if not wanted or now_ns - self._since_ns > UNPROVEN_NS:
-                self._tracker.cut_off.remove((namespace, run))
+            if not wanted or now_ns - since_ns > UNPROVEN_NS:
+                del self._tracker.cut_off[namespace, run]
                 continue
             # Copies and the directory lag: what does not show up now may do so at the next look.
             if others_may_use(index, namespace, now_ns):

@@ -21,6 +21,7 @@ from lifecycle.core.events import ChunksConfirmed
 from lifecycle.core.ids import KEY_BYTES, Namespace, split_keys
 from lifecycle.core.observations import GenerationKeys, VerificationResult
 from lifecycle.errors import InvalidObservation, LogUnavailable, UnknownContext
+from lifecycle.orphans import unproven_behind_ours
 from lifecycle.ports import CacheControl, Presence
 from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Tier
@@ -266,6 +267,7 @@ class Verifier:
             position = call.keys.index(missing[0]) // KEY_BYTES * call.chunk_size
             reason = f"verify: no key computed for the call showed up behind token {position}"
         elif not call.completed:
+            self._leave_unproven(call)
             return
         try:
             await self._tracker.observe(
@@ -281,6 +283,12 @@ class Verifier:
             )
         except UnknownContext:
             log.info("verified a context that is gone", uid=call.uid)
+
+    def _leave_unproven(self, call: ComputedCall) -> None:
+        """Whoever looks for drift proves what a call that broke off may have stored behind what is ours."""
+        run = unproven_behind_ours(self._tracker.contexts, call.namespace, call.stored_keys)
+        if run:
+            self._tracker.cut_off.setdefault((call.namespace, run), self._tracker.clock.now_ns())
 
 
 def _tiers(present: Sequence[Presence]) -> tuple[Tier, ...]:

@@ -1,4 +1,4 @@
-"""Calls of processes that ended in the middle of them."""
+"""Calls that were cut off: their process ended in the middle of them, or their client hung up."""
 
 import asyncio
 from collections.abc import Collection
@@ -28,7 +28,8 @@ async def end_orphans(tracker: Tracker, gone: Collection[str]) -> None:
 
     A call in flight holds what it computes with, and one whose tokens are not known yet holds reclaim back.
     """
-    tracker.cut_off += [run for run in _cut_off(tracker.contexts) if run not in tracker.cut_off]
+    for cut_off in _cut_off(tracker.contexts):
+        tracker.cut_off.setdefault(cut_off, tracker.clock.now_ns())
     states = tracker.contexts.states.items()
     left = [(uid, flight) for uid, state in states for flight in state.flights if flight.proxy in gone]
     for start in range(0, len(left), CALLS_AT_ONCE):
@@ -56,10 +57,14 @@ def _cut_off(contexts: Contexts) -> list[tuple[Namespace, bytes]]:
         if not state.flights and state.active_ns < since_ns:
             continue
         for tip in dict.fromkeys(holder_tips(state)):
-            keys = split_keys(chain(state.versions, tip))
-            unproven = set(contexts.index.unproven(state.namespace, b"".join(keys)))
-            behind = dropwhile(unproven.__contains__, keys)
-            run = b"".join(key for key in behind if key in unproven)
+            run = unproven_behind_ours(contexts, state.namespace, chain(state.versions, tip))
             if run:
                 found.append((state.namespace, run))
     return found
+
+
+def unproven_behind_ours(contexts: Contexts, namespace: Namespace, keys: bytes) -> bytes:
+    """Of a chain of keys those that nobody proved ours, from behind the first one that is ours."""
+    run = split_keys(keys)
+    unproven = set(contexts.index.unproven(namespace, keys))
+    return b"".join(key for key in dropwhile(unproven.__contains__, run) if key in unproven)

@@ -35,6 +35,9 @@ SWEEP_SECONDS = 1.0
 REST_PER_PLAN = 9.0
 """Rest after each plan, as a multiple of the time it took."""
 
+SHORTEST_REST_SECONDS = 0.02
+"""Rest after each plan all the same: every event asks for a plan, and the dead can wait for the next ones."""
+
 OBSERVED = "observe mode"
 """Why a directive of a context that is not enforced was not sent."""
 
@@ -115,7 +118,7 @@ class Reclaimer:
                 except TimeoutError:
                     pass
                 # Many dead that cannot be freed now make a plan long; calls must not wait behind plans.
-                await asyncio.sleep(took * REST_PER_PLAN)
+                await asyncio.sleep(max(took * REST_PER_PLAN, SHORTEST_REST_SECONDS))
                 self._wake.clear()
 
     def _left_over(self) -> Sequence[Directive]:

@@ -93,8 +93,9 @@ class Tracker:
         self._began_with: Manifest | None = None
         self._applying = asyncio.Event()
         self._applying.set()
-        self.cut_off: list[tuple[Namespace, bytes]] = []
-        """Chunks behind ours that were computed when the last process of this log ended: not proven yet."""
+        self.cut_off: dict[tuple[Namespace, bytes], int] = {}
+        """Chunks behind ours that were computed when their call was cut off, and since when they wait for a
+        proof: a process of this log ended, or a client hung up."""
 
     @property
     def degraded(self) -> str:

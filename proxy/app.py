@@ -198,6 +198,7 @@ def _server(app: object, drain: Drain, config: Config) -> DrainingServer:
             access_log=False,
             server_header=False,
             date_header=False,
+            proxy_headers=False,  # they pass as they came
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=config.drain.finish_seconds,  # type: ignore[arg-type]
         ),

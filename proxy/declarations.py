@@ -28,6 +28,7 @@ from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import IdentityRung, OperationStatus, Tier
 from proxy.limits import Limits
 from proxy.mailbox import Mailboxes
+from proxy.tracked_call import CallRequest
 
 NO_SUCH_CONTEXT = "no such context"
 
@@ -80,6 +81,27 @@ class Declarations:
         self._default_namespace = default_namespace
         # Weak: a lock lives as long as somebody holds it or waits for it.
         self._pinning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._changed = asyncio.Event()
+        tracker.listeners.append(lambda batch: self._changed.set())
+
+    async def taken_in_before(self, request: CallRequest) -> None:
+        """Wait until the operation that a call names as sent before it has been taken in.
+
+        Those that ride on the call itself are taken in with its arrival: only what comes before them is
+        waited for.
+        """
+        fields = request.fields
+        if fields.seq is None:
+            return
+        awaited = min([fields.seq, *(operation.seq - 1 for operation in fields.ops)])
+        key = ContextKey(request.tenant, request.identity.context_id)
+        while True:
+            state = self._tracker.contexts.find(key, request.namespace)
+            source = state.sources.get(fields.source) if state is not None else None
+            if (source.applied if source is not None else 0) >= awaited:
+                return
+            self._changed.clear()
+            await self._changed.wait()
 
     @asynccontextmanager
     async def pin_room(self, tenant: str, sets_pins: bool) -> AsyncIterator[PinRoom]:

@@ -14,7 +14,7 @@ from engine_bridge.errors import BridgeError
 from engine_bridge.mapping.ranges import MappedPrompt
 from engine_bridge.verifier import ComputedCall, Verifier
 from lifecycle.core.directives import DirectiveResult
-from lifecycle.core.events import CallArrived
+from lifecycle.core.events import CallArrived, CallMapped
 from lifecycle.core.ids import ContextKey, Namespace
 from lifecycle.core.observations import (
     CallArrival,
@@ -24,6 +24,7 @@ from lifecycle.core.observations import (
     ContextOpened,
     FirstToken,
 )
+from lifecycle.core.pins import PinRoom
 from lifecycle.core.plan import plan_admission
 from lifecycle.core.state import ContextState
 from lifecycle.errors import LifecycleError
@@ -93,8 +94,6 @@ class Tracking:
         self._place = place
         self._plan_wait_seconds = plan_wait_seconds
         self._mailboxes = mailboxes
-        self._changed = asyncio.Event()
-        tracker.listeners.append(lambda batch: self._changed.set())
 
     def namespace(self, model: str, salt: str) -> Namespace:
         """The KV identity that a model's calls share under a salt."""
@@ -121,32 +120,13 @@ class Tracking:
         if request.mode is Mode.ENFORCE and request.awaits_plan:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._plan_wait_seconds):
-                    await self._operations_sent_before(request)
+                    await self.declarations.taken_in_before(request)
                     self._post_arrival(call)
                     await call.planned.wait()
         if not call.posted:
             asyncio.get_running_loop().call_later(ARRIVAL_LAG_SECONDS, self._post_arrival, call)
         call.sent = True
         return call
-
-    async def _operations_sent_before(self, request: CallRequest) -> None:
-        """Wait until the operation that the call names as sent before it has been taken in.
-
-        Those that ride on the call itself are taken in with its arrival: only what comes before them is
-        waited for.
-        """
-        fields = request.fields
-        if fields.seq is None:
-            return
-        awaited = min([fields.seq, *(operation.seq - 1 for operation in fields.ops)])
-        key = ContextKey(request.tenant, request.identity.context_id)
-        while True:
-            state = self.tracker.contexts.find(key, request.namespace)
-            source = state.sources.get(fields.source) if state is not None else None
-            if (source.applied if source is not None else 0) >= awaited:
-                return
-            self._changed.clear()
-            await self._changed.wait()
 
     # -- jobs of one context, in order --------------------------------------------------------------------
 
@@ -158,6 +138,10 @@ class Tracking:
             if fields.ops:
                 await self.declarations.apply(request.tenant, fields.source, fields.ops, state.uid)
             call.mapping = call.mapping or self._tasks.run(self._map(call, state.uid))
+            at_once = None
+            if call.mapping.done() and not fields.pins:  # one append instead of two
+                async with self.declarations.pin_room(request.tenant, sets_pins=False) as room:
+                    at_once = self._mapping(call, call.mapping.result(), room)
             recorded = await self.tracker.observe(
                 state.uid,
                 CallArrival(
@@ -181,12 +165,16 @@ class Tracking:
                     placed=call.placed.reason,
                     rung=request.identity.rung,
                     reason=request.identity.reason,
+                    mapping=at_once,
                 ),
             )
             # An arrival that waits for the log will be given the next number when it is recorded.
             following = state.attempts.get(request.call_id, 0) + 1
             told = (r.event.attempt for r in recorded if isinstance(r.event, CallArrived))
             call.attempt = next(told, following)
+            call.mapping_recorded = at_once is not None and (
+                not recorded or any(isinstance(r.event, CallMapped) for r in recorded)
+            )
             await self._admit(call, self.tracker.contexts.states[state.uid])
         finally:
             self._limits.opened(request.tenant, request.uid)
@@ -276,18 +264,18 @@ class Tracking:
         call.mapping_recorded = True
         request = call.request
         async with self.declarations.pin_room(request.tenant, bool(request.fields.pins)) as room:
-            await self.tracker.observe(
-                call.uid,
-                CallMapping(
-                    at_ns=self.tracker.clock.now_ns(),
-                    call_id=request.call_id,
-                    attempt=call.attempt,
-                    mapping=self._mapper.observed(call, result),
-                    bytes_per_token=room.bytes_per_token,
-                    budget_left_bytes=room.bytes_left,
-                    pins_left=room.pins_left,
-                ),
-            )
+            await self.tracker.observe(call.uid, self._mapping(call, result, room))
+
+    def _mapping(self, call: TrackedCall, result: MappedPrompt | Unmapped, room: PinRoom) -> CallMapping:
+        return CallMapping(
+            at_ns=self.tracker.clock.now_ns(),
+            call_id=call.request.call_id,
+            attempt=call.attempt,
+            mapping=self._mapper.observed(call, result),
+            bytes_per_token=room.bytes_per_token,
+            budget_left_bytes=room.bytes_left,
+            pins_left=room.pins_left,
+        )
 
     def _first_token(self, call: TrackedCall) -> None:
         self._post_arrival(call)
@@ -376,9 +364,12 @@ class Tracking:
         if call.posted:
             return
         call.posted, parent, uid = True, call.request.identity.parent, call.request.uid
-        self._post(call, lambda: self._arrive(call), behind=parent)
         # Only a fork's mapping waits, too: what the cache lacks must be asked before the engine stores it.
-        if not parent or uid in self.tracker.contexts.states:
+        maps = not parent or uid in self.tracker.contexts.states
+        if maps and not call.request.awaits_plan:  # first: a short one is recorded with the arrival
+            call.mapping = self._tasks.run(self._map(call, uid))
+        self._post(call, lambda: self._arrive(call), behind=parent)
+        if maps and call.mapping is None:
             call.mapping = self._tasks.run(self._map(call, uid))
 
     def _post(self, call: TrackedCall, job: Callable[[], Awaitable[None]], behind: str = "") -> None:

@@ -4,35 +4,60 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from lifecycle.core.ids import Namespace
+from lifecycle.core.directives import Directive, DirectiveResult
+from lifecycle.core.ids import Namespace, split_keys
 from lifecycle.ports import Presence
 from lifecycle.vocabulary import Mode
 from proxy.app import Serving, serving
 from proxy.config import Config, Listener, ModelConfig, UpstreamConfig
 from proxy.log_output import configure_logging
-from tests.lifecycle.fake_cache import BOTH, FakeCache
+from tests.lifecycle.fake_cache import BOTH
+from tests.proxy.holding_cache import HoldingCache
 
 CHUNK_TOKENS = 64
 RETENTION_HOURS = 0.02
 """Long enough for the ledger's reader, short enough that what is kept by design does not look like a leak."""
 
 
-class SoakCache(FakeCache):
-    """A cache whose engine stores every chunk right after it was asked for and not found."""
+FORGOTTEN_SECONDS = 300.0
+"""What was freed is asked for again for two minutes."""
+
+
+class SoakCache(HoldingCache):
+    """A cache whose engine stores every chunk right after it was asked for the first time and not found."""
+
+    def __init__(self) -> None:
+        super().__init__({}, CHUNK_TOKENS)
+        self._freed: dict[bytes, float] = {}
 
     async def locate(self, namespace: Namespace, keys: Sequence[bytes]) -> Sequence[Presence]:
         found = await super().locate(namespace, keys)
         self.located.clear()
         for key in keys:
-            self.chunks.setdefault(key, BOTH)
+            if key not in self._freed:
+                self.chunks.setdefault(key, BOTH)
         return found
+
+    async def execute(
+        self,
+        directive: Directive,
+        still_dead: Callable[[bytes], bool],
+        token_ids: Callable[[], Sequence[int] | None],
+    ) -> DirectiveResult:
+        result = await super().execute(directive, still_dead, token_ids)
+        now = time.monotonic()
+        self._freed |= dict.fromkeys(split_keys(result.gone), now)
+        while self._freed and next(iter(self._freed.values())) < now - FORGOTTEN_SECONDS:
+            del self._freed[next(iter(self._freed))]
+        return result
 
 
 def serve(ready: Connection, engine_url: str, log_url: str, model: str, said: str) -> None:
@@ -52,7 +77,7 @@ def serve(ready: Connection, engine_url: str, log_url: str, model: str, said: st
         retention_hours=RETENTION_HOURS,
         keep_recurring_seconds=0.0,
     )
-    cache = SoakCache(chunk_size=CHUNK_TOKENS)
+    cache = SoakCache()
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -75,7 +100,7 @@ def serve(ready: Connection, engine_url: str, log_url: str, model: str, said: st
     uvloop.run(run())
 
 
-def _held(up: Serving, cache: FakeCache) -> dict[str, Any]:
+def _held(up: Serving, cache: SoakCache) -> dict[str, Any]:
     runtime = up.runtime
     states = list(runtime.tracker.contexts.states.values())
     gc.collect()
@@ -88,7 +113,7 @@ def _held(up: Serving, cache: FakeCache) -> dict[str, Any]:
         ][:5],
         "contexts in the books": len(states),
         "pins": sum(len(state.pins) for state in states),
-        "holds in the cache": len(cache.holds),
+        "holds in the cache": len(cache.far),
         "calls under way": sum(runtime.limits.calls().values()),
         "observations that wait": int(bool(runtime.tracker.degraded)),
         "tasks": len(asyncio.all_tasks()),

@@ -135,24 +135,33 @@ class Recorder:
                 self.stopped = True
                 return ()
             start = found
-            snapshot = self._old.snapshots[start]
-            for namespace, attributes in zip(self._namespaces, snapshot.namespaces, strict=True):
-                held = namespace_attributes(namespace)
-                held.clear()
-                held.update(attributes)
-            self._state.snapshots = {at: kept for at, kept in self._old.snapshots.items() if at <= start}
+            if start:
+                self._restore(self._old, self._state, start)
             self.parts.clear()
-            self.position = self.kept = snapshot.position
+            self.kept = self.position
             self.resumed_at = start
         self._next = start
         return Resumed(looped, start)
 
+    def _restore(self, old: RenderState, new: RenderState, start: int) -> None:
+        """Be where the old render was before iteration `start`."""
+        snapshot = old.snapshots[start]
+        for namespace, attributes in zip(self._namespaces, snapshot.namespaces, strict=True):
+            held = namespace_attributes(namespace)
+            held.clear()
+            held.update(attributes)
+        new.snapshots = {at: kept for at, kept in old.snapshots.items() if at <= start}
+        self.position = snapshot.position
+
     def _resume_point(self, old: RenderState, before: str, entry: list[Any] | None) -> int | None:
-        if entry is None or old.entry is None or old.before != before or not _same_all(entry, old.entry):
+        """The iteration to start with. If it is the first one, only the text before the loop stands."""
+        if old.before != before:
             return None
-        unchanged = self._unchanged(old.items)
-        start = max((at for at in old.snapshots if at <= unchanged - self._lookahead), default=0)
-        if start == 0 or (self._max_steps is not None and len(self.items) - start > self._max_steps):
+        start = 0
+        if entry is not None and old.entry is not None and _same_all(entry, old.entry):
+            unchanged = self._unchanged(old.items)
+            start = max((at for at in old.snapshots if at <= unchanged - self._lookahead), default=0)
+        if self._max_steps is not None and len(self.items) - start > self._max_steps:
             return None
         return start
 

@@ -1,4 +1,4 @@
-"""What follows from a call: arrival, mapping, first token, generation, end."""
+"""What follows from a call after its arrival: mapping, first token, generation, end."""
 
 from itertools import pairwise
 
@@ -9,24 +9,15 @@ from lifecycle.core.events import (
     BranchExpired,
     BranchOpened,
     BranchRestored,
-    CallArrived,
     CallEnded,
     CallMapped,
     ContextClosed,
-    DeclarationMismatched,
     GenerationMapped,
     PrefillDone,
     TrackingGapHealed,
 )
 from lifecycle.core.ids import KEY_BYTES
-from lifecycle.core.message_diff import match_list
-from lifecycle.core.observations import (
-    CallArrival,
-    CallEnding,
-    CallMapping,
-    FirstToken,
-    GenerationKeys,
-)
+from lifecycle.core.observations import CallEnding, CallMapping, FirstToken, GenerationKeys
 from lifecycle.core.pins import follow_pins, pin_from_call
 from lifecycle.core.state import ROOT, Branch, ContextState, Flight, Version, chain, live_ids, path
 from lifecycle.core.tree import tail_of, tail_tag
@@ -37,56 +28,6 @@ MAX_BRANCHES = 64
 """Branches of a context with a tracking gap, above which the doubted ones expire all the same."""
 
 BRANCH_LIMIT_REASON = "branch limit: the context has as many as it may"
-
-
-def arrive(decision: Decision, call: CallArrival) -> None:
-    """A call came: its versions are Active from now on.
-
-    What it leaves behind is judged at its first token only, so that a call which never computes anything
-    changes nothing. Only a context's first call can make it a one-off: a used one has more to lose.
-    """
-    state = decision.state
-    declared = state.declared_length if state.declares_appends else None
-    if declared is not None and declared != (actual := len(call.messages)):
-        call_id, now = call.call_id, decision.at_ns
-        decision.emit(DeclarationMismatched(at_ns=now, call_id=call_id, expected=declared, actual=actual))
-    match = match_list(decision.state, call.head, call.messages)
-    decision.emit(
-        CallArrived(
-            at_ns=decision.at_ns,
-            call_id=call.call_id,
-            attempt=_next_attempt(state, call.call_id),
-            kept=match.kept,
-            head=call.head if match.kept == ROOT else b"",
-            messages=call.messages[match.num_kept :],
-            branch=match.branch.id if match.branch else -1,
-            diverges=match.diverges,
-            concurrent=any(f.call_id != call.call_id for f in state.flights),
-            streamed=call.streamed,
-            num_choices=call.num_choices,
-            one_off=call.one_off and (state.one_off or not state.attempts),
-            closes=call.closes,
-            pins=call.pins,
-            wait=call.wait,
-            tool=call.tool,
-            eta=call.eta,
-            source=call.source,
-            seq=call.seq or 0,
-            arm=call.arm,
-            harness=call.harness,
-            num_messages=len(call.messages),
-            proxy=call.proxy,
-            backend=call.backend,
-            placed=call.placed,
-            rung=call.rung,
-            reason=call.reason,
-        )
-    )
-
-
-def _next_attempt(state: ContextState, call_id: str) -> int:
-    in_flight = max((f.attempt for f in state.flights if f.call_id == call_id), default=0)
-    return max(state.attempts.get(call_id, 0), in_flight) + 1
 
 
 def mapped(decision: Decision, observation: CallMapping) -> None:
@@ -169,7 +110,8 @@ def first_token(decision: Decision, observation: FirstToken) -> None:
 def end(decision: Decision, observation: CallEnding) -> None:
     """The call is over. A completed one that showed no first token (not streamed) computed its prompt too.
 
-    One that computed nothing does not close its context: it will be tried again.
+    One that computed nothing does not close its context: it will be tried again. Nor does it open a closed
+    one: a client that hung up may be overtaken by its own farewell.
     """
     flight = decision.state.flight(observation.call_id, observation.attempt)
     if flight is None:
@@ -203,6 +145,8 @@ def end(decision: Decision, observation: CallEnding) -> None:
     if state.open and not others and (closes or state.one_off):
         reason = "the call said so" if flight.closes else "a one-off ends with its call"
         decision.emit(ContextClosed(at_ns=decision.at_ns, reason=reason))
+    elif flight.reopened and state.open and not (state.flights or state.branches):
+        decision.emit(ContextClosed(at_ns=decision.at_ns, reason=flight.reopened))
 
 
 def generated(decision: Decision, observation: GenerationKeys) -> None:
@@ -378,10 +322,8 @@ def _reproduced(state: ContextState, branch: Branch, flight: Flight) -> bool:
     if not branch.tails:
         return True
     tail = state.versions[flight.tail]
-    if not tail.mapped:
-        return False
     whole = chain(state.versions, flight.tail)
-    return all(_lies_on(state.versions[t], whole, state) for t in branch.tails)
+    return tail.mapped and all(_lies_on(state.versions[t], whole, state) for t in branch.tails)
 
 
 def _resampled(state: ContextState, branch: Branch, flight: Flight) -> bool:

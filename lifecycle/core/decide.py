@@ -2,7 +2,8 @@
 
 from typing import assert_never
 
-from lifecycle.core.calls import arrive, end, first_token, generated, mapped
+from lifecycle.core.arrivals import arrive
+from lifecycle.core.calls import end, first_token, generated, mapped
 from lifecycle.core.decision import Decision
 from lifecycle.core.events import (
     CallVerified,

@@ -168,35 +168,6 @@ class ContextOpened(_Observation, frozen=True, kw_only=True):
     flow: str = ""
 
 
-class CallArrival(_Observation, frozen=True, kw_only=True):
-    """A call reached the proxy. `head` digests everything the template sees besides the messages.
-
-    `rung` and `reason` say how it was told that the call is one of this context. `proxy` names the process
-    that forwards it; the tracker fills it in.
-    """
-
-    call_id: str
-    head: bytes
-    messages: tuple[MessageFact, ...]
-    streamed: bool = True
-    num_choices: int = 1
-    closes: bool = False
-    one_off: bool = False
-    pins: tuple[PinRequest, ...] = ()
-    wait: WaitKind | None = None
-    tool: str = ""
-    eta: float | None = None
-    source: str = ""
-    seq: int | None = None
-    arm: Arm | None = None
-    harness: str = ""
-    proxy: str = ""
-    backend: str = ""
-    placed: str = ""
-    rung: IdentityRung | None = None
-    reason: str = ""
-
-
 class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one prompt, by message.
 
@@ -224,6 +195,37 @@ class CallMapping(_Observation, frozen=True, kw_only=True):
     bytes_per_token: int = 0
     budget_left_bytes: int | None = None
     pins_left: int | None = None
+
+
+class CallArrival(_Observation, frozen=True, kw_only=True):
+    """A call reached the proxy. `head` digests everything the template sees besides the messages.
+
+    `rung` and `reason` say how it was told that the call is one of this context. `proxy` names the process
+    that forwards it; the tracker fills it in. `mapping` is what a `CallMapping` of
+    it would say, where that is known by now; its `attempt` does not count.
+    """
+
+    call_id: str
+    head: bytes
+    messages: tuple[MessageFact, ...]
+    streamed: bool = True
+    num_choices: int = 1
+    closes: bool = False
+    one_off: bool = False
+    pins: tuple[PinRequest, ...] = ()
+    wait: WaitKind | None = None
+    tool: str = ""
+    eta: float | None = None
+    source: str = ""
+    seq: int | None = None
+    arm: Arm | None = None
+    harness: str = ""
+    proxy: str = ""
+    backend: str = ""
+    placed: str = ""
+    rung: IdentityRung | None = None
+    reason: str = ""
+    mapping: CallMapping | None = None
 
 
 class FirstToken(_Observation, frozen=True, kw_only=True):

@@ -75,7 +75,8 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
 
     `branch` is the branch its list continued or left (`diverges`) on arrival; `concurrent` says that another
     call was in flight then; `stale` that a declared edit overtook it: its list is not the context's any more,
-    only the part up to `cut` is. `proxy` is the process that forwards it, empty where nobody said.
+    only the part up to `cut` is. `proxy` is the process that forwards it, empty where nobody said. `reopened`
+    is why the context was closed when it came.
     """
 
     call_id: str
@@ -100,6 +101,7 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
     tool: str = ""
     eta: float | None = None
     proxy: str = ""
+    reopened: str = ""
 
 
 class PinHold(msgspec.Struct, frozen=True, kw_only=True):

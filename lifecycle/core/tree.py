@@ -61,6 +61,7 @@ def placed_call(state: ContextState, event: CallArrived) -> ContextState:
         tool=event.tool,
         eta=event.eta,
         proxy=event.proxy,
+        reopened=state.closed or next((f.reopened for f in state.flights if f.reopened), ""),
     )
     return replace(state, versions=versions, next_version=next_id + 1, flights=(*state.flights, flight))
 

@@ -87,10 +87,14 @@ class Contexts:
         self._now_ns = 0
 
     def apply(self, recorded: RecordedEvent) -> None:
-        """Take one event in. Raises `CorruptLog` if it cannot follow what came before."""
+        """Take one event in. Raises `CorruptLog` if it cannot follow what came before.
+
+        A context may be forgotten while something is appended to it: then that changes nothing.
+        """
         event = recorded.event
+        known = True
         if isinstance(event, CONTEXT_EVENTS):
-            self._apply_to_context(recorded)
+            known = self._apply_to_context(recorded)
         else:
             self.index.apply(event, None, None)
             if isinstance(event, DirectiveProposed):
@@ -107,7 +111,8 @@ class Contexts:
                 self.demotions[event.namespace.model, event.tenant] = event
             elif isinstance(event, EnforcementRearmed):
                 self.demotions.pop((event.namespace.model, event.tenant), None)
-        self.stream_versions[recorded.stream] = recorded.version
+        if known:
+            self.stream_versions[recorded.stream] = recorded.version
         self.position = recorded.position
         last_look = self._now_ns // FORGET_EVERY_NS
         self._now_ns = max(self._now_ns, event.at_ns)
@@ -184,11 +189,14 @@ class Contexts:
         """Version of the stream's last event, 0 for a new one."""
         return self.stream_versions.get(stream, 0)
 
-    def _apply_to_context(self, recorded: RecordedEvent) -> None:
+    def _apply_to_context(self, recorded: RecordedEvent) -> bool:
+        """False if the context was forgotten: no position is missing, so its beginning was seen."""
         event = recorded.event
         uid = recorded.stream.removeprefix(context_stream(""))
         before = self.states.get(uid)
         if before is None and not isinstance(event, ContextCreated):
+            if recorded.version > 1:
+                return False
             raise CorruptLog(f"stream {recorded.stream!r} does not begin with the context's creation")
         assert isinstance(event, CONTEXT_EVENTS)
         after = evolve(before, event)
@@ -202,6 +210,7 @@ class Contexts:
             self._finish(uid)
         else:
             self._finished.pop(uid, None)
+        return True
 
     def _finish(self, uid: str) -> None:
         self._finished[uid] = None

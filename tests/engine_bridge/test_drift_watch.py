@@ -230,7 +230,7 @@ async def test_what_a_dead_process_left_unproven_behind_ours_is_ours() -> None:
         await watch.look()
         assert again.contexts.index.unproven(NAMESPACE, chain_of("s1 u1 a1 u2")) == []
         assert [what for what, _ in found] == ["proven", "proven"]
-        assert again.cut_off == []
+        assert again.cut_off == {}
         assert books(again.contexts) == books(await replayed(it.log))
 
 
@@ -253,7 +253,7 @@ async def test_what_may_have_been_there_before_us_or_be_somebodys_is_not_claimed
         await end_orphans(again, callers(again.contexts))
         await watching(it, again, found).look()
         assert found == [], "nothing before it is known to be ours"
-        assert again.cut_off == []
+        assert again.cut_off == {}
 
 
 async def test_what_was_ours_at_the_end_counts_even_if_it_is_freed_meanwhile() -> None:

@@ -271,6 +271,22 @@ async def test_an_aborted_call_that_stored_nothing_proves_nothing(scene: Scene) 
     assert not scene.agent.state.unmapped
 
 
+async def test_what_an_aborted_call_left_unproven_behind_ours_is_left_to_be_proven(scene: Scene) -> None:
+    first, second, last = split_keys(KEYS)
+    scene.cache.store(first)
+    await scene.verify(before=Before(frozenset({first})))  # it is ours, and the others are not there yet
+    scene.cache.store(KEYS)
+    await scene.called("c2")
+    await scene.verify("c2", completed=False)
+    assert list(scene.tracker.cut_off) == [(NAMESPACE, second + last)]
+
+
+async def test_behind_nothing_of_ours_nothing_is_left_to_be_proven(scene: Scene) -> None:
+    scene.cache.store(KEYS)
+    await scene.verify(completed=False)
+    assert scene.tracker.cut_off == {}
+
+
 async def test_admission_control_is_no_sign_of_wrong_keys(scene: Scene) -> None:
     await scene.verify(stored_limit=0)
     assert not scene.agent.state.unmapped

@@ -30,8 +30,8 @@ class HoldingCache(FakeCache):
     incarnations. `compared` is set by each reconcile, of which `found` is the answer to be given, if any.
     """
 
-    def __init__(self, far: dict[str, bytes]) -> None:
-        super().__init__(chunk_size=CHUNK)
+    def __init__(self, far: dict[str, bytes], chunk_size: int = CHUNK) -> None:
+        super().__init__(chunk_size=chunk_size)
         self.far = far
         self.pins: dict[str, HeldPin] = {}
         self.servers: Mapping[str, int] = {"one": 1}

@@ -101,8 +101,19 @@ def test_a_value_that_only_looks_equal_is_not():
     template = ChatTemplate("{% for m in messages %}{{ flag }}{{ m.content }}{% endfor %}")
     conversation = long_list(20)
     state = template.render_whole(render_input(conversation, flag=1)).state
-    assert template.resume(render_input(conversation, flag=True), state, 20) is None
-    assert template.resume(render_input(conversation, flag=1), state, 20) is not None
+    assert template.resume(render_input(conversation, flag=True), state, 20).tail.startswith("True0True1")
+    assert template.resume(render_input(conversation, flag=1), state, 20).kept > 0
+
+
+def test_a_loop_that_begins_otherwise_is_rendered_again_behind_the_text_before_it():
+    template = ChatTemplate("{{ bos }}" + TEMPLATES["counted back"])
+    conversation = long_list(20)
+    state = template.render_whole(render_input(conversation, bos="head")).state
+    conversation += long_list(1)
+    again = template.resume(render_input(conversation, bos="head"), state, 20)
+    whole = template.render_whole(render_input(conversation, bos="head")).tail
+    assert (again.kept, "head" + again.tail) == (len("head"), whole)
+    assert template.resume(render_input(conversation, bos="another"), state, 20) is None
 
 
 def test_too_much_to_render_again_is_left_to_somebody_else():

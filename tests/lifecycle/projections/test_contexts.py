@@ -7,6 +7,7 @@ import pytest
 
 from lifecycle.core.directives import DirectiveResult, Reclaim
 from lifecycle.core.events import (
+    CallVerified,
     ChunksGone,
     ContextClosed,
     ContextCreated,
@@ -173,6 +174,19 @@ def test_closed_contexts_and_settled_directives_are_forgotten_after_the_retentio
     assert set(contexts.directives) == {"under way"}, "what is under way is still waited for"
     assert contexts.find(ContextKey("t", "old"), NAMESPACE) is None
     assert contexts.version_of("ctx/old") == 0
+
+
+def test_what_is_recorded_of_a_context_that_was_just_forgotten_changes_nothing() -> None:
+    contexts = Contexts(retention_seconds=3600)
+    position = closed_at(contexts, "old", 0, 0)
+    position = closed_at(contexts, "now", 3660 * 10**9, position)
+    assert set(contexts.states) == {"now"}
+    late = CallVerified(at_ns=3660 * 10**9, call_id="c", attempt=1, num_chunks=1, num_shown=1)
+    contexts.apply(RecordedEvent("ctx/old", 3, position + 1, late))
+    assert set(contexts.states) == {"now"}
+    assert contexts.version_of("ctx/old") == 0
+    position = closed_at(contexts, "later", 3661 * 10**9, position + 1)
+    assert contexts.position == position
 
 
 async def test_a_context_is_not_forgotten_while_chunks_that_it_let_go_may_be_freed(tracker: Tracker) -> None:
