@@ -20,12 +20,13 @@ def arrive(decision: Decision, call: CallArrival) -> None:
     changes nothing. Only a context's first call can make it a one-off: a used one has more to lose.
     """
     state = decision.state
-    if state.declared_length is not None and state.declared_length != len(call.messages):
+    declared = state.declared_length if state.declares_appends else None
+    if declared is not None and declared != len(call.messages):
         decision.emit(
             DeclarationMismatched(
                 at_ns=decision.at_ns,
                 call_id=call.call_id,
-                expected=state.declared_length,
+                expected=declared,
                 actual=len(call.messages),
             )
         )
