@@ -95,6 +95,31 @@ class DirectiveOutcome(StrEnum):
     EXPIRED = "expired"
 
 
+class PrefixBreak(StrEnum):
+    """What made a prompt leave the one before it. `docs/lint.md` says of each what to do.
+
+    From `BILLING` to `COUNTER` the two texts differ in nothing else.
+    """
+
+    TOOLS = "tools"
+    TOOLS_ORDER = "tools_order"
+    SETTINGS = "settings"
+    HEAD = "head"
+    SYSTEM = "system"
+    BILLING = "billing"
+    TIMESTAMP = "timestamp"
+    COUNTDOWN = "countdown"
+    NONCE = "nonce"
+    COUNTER = "counter"
+    MESSAGE = "message"
+    INSERTED = "inserted"
+    REMOVED = "removed"
+    REPLACED = "replaced"
+    SHORTENED = "shortened"
+    ANSWER = "answer"
+    RENDERED = "rendered"
+
+
 class IdentityRung(StrEnum):
     """Which rung of the identity ladder named a call's context, the most trusted first."""
 

@@ -23,6 +23,7 @@ from proxy.drain import Closing, Drain, DrainingServer
 from proxy.following import LogOpener
 from proxy.hooks_api import HooksApi
 from proxy.http_server import HandoverProtocol
+from proxy.normalise import Normalising
 from proxy.observed_upstream import ObservedUpstream
 from proxy.ops_api import OpsApi
 from proxy.request_log import RequestLog
@@ -82,6 +83,7 @@ def create_data_app(runtime: Runtime, tracing: Tracing | None = None) -> Request
         OpsApi(runtime.declarations, runtime.auth, runtime.limits),
         HooksApi(runtime.hooks, runtime.auth),
         runtime.limits,
+        Normalising(config, runtime.tracking.served, runtime.modes.of, runtime.metrics.normalised),
         runtime.salted,
         config.upstream.max_body_bytes,
     )

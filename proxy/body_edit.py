@@ -40,7 +40,7 @@ OFF_LOOP_BYTES = 64 * 1024
 _WHITESPACE = b" \t\r\n"
 _CHOICE_ID_FIELDS = frozenset({"token_ids", "prompt_token_ids"})
 _MAX_INDEX_DIGITS = 9
-_UTF8_BOM = b"\xef\xbb\xbf"
+UTF8_BOM = b"\xef\xbb\xbf"
 
 
 class RequestEdit(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ def edit_request(body: bytes, edit: RequestEdit | None = None) -> EditedBody:
     edit = edit or RequestEdit()
     if not SETTABLE.issuperset(edit.fields):
         raise ValueError(f"not settable: {sorted(set(edit.fields) - SETTABLE)}")
-    document = _as_utf8(body)
+    document = as_utf8(body)
     if document is None:
         return EditedBody(body=body)
     if not _may_need_cut(document):
@@ -92,7 +92,7 @@ def edit_request(body: bytes, edit: RequestEdit | None = None) -> EditedBody:
             return EditedBody(body=body)
         if not any(name.encode() in document for name in edit.fields):
             return EditedBody(body=_appended(document, edit) or body)
-    start = len(_UTF8_BOM) if document.startswith(_UTF8_BOM) else 0
+    start = len(UTF8_BOM) if document.startswith(UTF8_BOM) else 0
     try:
         root = scan_object(document, start)
     except NotScannable:
@@ -168,7 +168,7 @@ def _appended(document: bytes, edit: RequestEdit) -> bytes | None:
     if edit.transfer_params:
         additions.append((KV_TRANSFER_PARAMS, _encode(dict(edit.transfer_params))))
     members = document.rstrip(_WHITESPACE)
-    opening = document.removeprefix(_UTF8_BOM).lstrip(_WHITESPACE)
+    opening = document.removeprefix(UTF8_BOM).lstrip(_WHITESPACE)
     if not opening.startswith(b"{") or not members.endswith(b"}"):
         return None
     end = len(members[:-1].rstrip(_WHITESPACE))
@@ -293,7 +293,8 @@ def _without(document: bytes, span: ObjectSpan, keep: Callable[[Member], bool]) 
     return splices
 
 
-def _as_utf8(body: bytes) -> bytes | None:
+def as_utf8(body: bytes) -> bytes | None:
+    """The body in UTF-8, itself if it is; None if it cannot be read in the encoding that it begins like."""
     encoding = json.detect_encoding(body[:4])
     if encoding in ("utf-8", "utf-8-sig"):
         return body

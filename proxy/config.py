@@ -11,6 +11,7 @@ import msgspec
 
 from lifecycle.vocabulary import Mode
 from proxy.auth import ApiKey, KeyScope
+from proxy.normalisers import Normaliser
 
 ENVIRONMENT_PREFIX = "KVTETHER_"
 """`KVTETHER_UPSTREAM__URL` sets `upstream.url`: two underscores step into a section. A value in brackets or
@@ -90,6 +91,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chat_template_kwargs: Annotated[
         dict[str, Any], _doc("The engine's `--default-chat-template-kwargs`, if it has any.")
     ] = {}
+    normalise: Annotated[
+        tuple[Normaliser, ...] | None, _doc("This model's own, in place of the common `normalise`.")
+    ] = None
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -247,6 +251,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holdout: Annotated[
         float, _doc("Share of contexts that stay in observe for an honest comparison.", ge=0, le=1)
     ] = 0.0
+    normalise: Annotated[
+        tuple[Normaliser, ...],
+        _doc(
+            "Cut out of requests what keeps prompts from sharing KV: `claude_billing`, `cch_nonce`, "
+            "`token_countdown`, `date_in_system` (docs/lint.md says what the model then does not see)."
+        ),
+    ] = ()
     harm: HarmConfig = HarmConfig()
     drain: DrainConfig = DrainConfig()
     api_keys: Annotated[

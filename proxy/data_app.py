@@ -27,6 +27,7 @@ from proxy.limits import Limits
 from proxy.merged_models import MODELS_PATH, answer_models
 from proxy.metrics import Metrics
 from proxy.modes import Modes
+from proxy.normalise import Normalised, Normalising
 from proxy.ops_api import OpsApi
 from proxy.placing import Placing
 from proxy.problems import caller_error, send_response
@@ -80,6 +81,7 @@ class DataApp:
         ops: OpsApi,
         hooks: HooksApi,
         limits: Limits,
+        normalising: Normalising,
         salted: Set[str],
         max_body_bytes: int,
     ) -> None:
@@ -94,6 +96,7 @@ class DataApp:
         self._ops = ops
         self._hooks = hooks
         self._limits = limits
+        self._normalising = normalising
         self._salted = salted
         self._max_body_bytes = max_body_bytes
 
@@ -177,14 +180,16 @@ class DataApp:
             log.exception("a WebSocket's use of the cache is not noted")
 
     async def _infer(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._max_body_bytes)
+        given = await read_body(scope, receive, self._max_body_bytes)
         arrived = time.perf_counter()
+        normalised = await self._normalising.body(scope["path"], caller.tenant, given)
+        body = normalised.body
         mode = Mode.BYPASS
         calls: Sequence[TrackedCall] = ()
         model = salt = ""
         untracked: list[Namespace] = []
         try:
-            asked, reason = await self._asked(scope["path"], body)
+            asked, reason = await self._asked(scope["path"], normalised)
             model, client_salt = (
                 (asked[0].model, asked[0].document.get(CACHE_SALT)) if asked else await _hints(body)
             )
@@ -213,6 +218,7 @@ class DataApp:
         self._metrics.held_seconds.labels(mode).observe(held)
         record = the_request()
         record.held_seconds, record.mode, record.speaks = held, mode.value, mode is not Mode.BYPASS
+        record.normalised = tuple(normalised.counts)
         if call is not None:
             record.context, record.call = call.request.identity.context_id, call.request.call_id
 
@@ -242,14 +248,18 @@ class DataApp:
             # A name that is not ours held us up only if the engine knew it: a typo must not stop reclaim.
             self._tracking.untracked.note(untracked[0], f"inference of {untracked[0].model!r}")
 
-    async def _asked(self, path: str, body: bytes) -> tuple[Sequence[FollowedCall], str]:
+    async def _asked(self, path: str, given: Normalised) -> tuple[Sequence[FollowedCall], str]:
         """The calls if they can be followed, or why not; reading is spared while everything is bypassed."""
         if self._modes.pipes_everything:
             return (), "bypass"
         try:
-            asked = await read_calls(path, body, self._hasher)
-            model = self._tracking.served(asked[0].model)
-            return [msgspec.structs.replace(each, model=model) for each in asked], ""
+            asked = await read_calls(path, given.body, self._hasher)
+            seen = {
+                "model": self._tracking.served(asked[0].model),
+                "size_bytes": len(given.body),
+                "normalised": tuple(sorted(given.counts)),
+            }
+            return [msgspec.structs.replace(each, **seen) for each in asked], ""
         except NotFollowed as reason:
             return (), str(reason)
 

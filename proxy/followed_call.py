@@ -85,7 +85,8 @@ class FollowedCall(msgspec.Struct, frozen=True, kw_only=True):
     name, None if there was none; `pins` are leases that the API's own fields ask for. `num_prompts` counts
     the prompts that share the request: each is followed as a call of its own. `wants_token_ids` says that the
     client reads the engine's token ids itself, `tells_token_ids` that the API has them at all. `label_field`
-    is the member of the body by which the engine takes a session's label, empty for none. `conversation` is
+    is the member of the body by which the engine takes a session's label, empty for none. `size_bytes` is
+    the whole body's, `normalised` names the normalisers that changed it. `conversation` is
     what the API keeps by its answers' ids, None if it keeps nothing. `compacts` says that the answer is to
     stand in place of the messages. `has_tools` says that the model may call tools, `system` digests the
     instructions that stand beside the list. `written` are the messages themselves, each as the chat messages
@@ -103,6 +104,8 @@ class FollowedCall(msgspec.Struct, frozen=True, kw_only=True):
     wants_token_ids: bool = False
     tells_token_ids: bool = True
     label_field: str = SESSION_ID
+    size_bytes: int = 0
+    normalised: tuple[str, ...] = ()
     pins: tuple[PinRequest, ...] = ()
     lifecycle: object = None
     conversation: Conversation | None = None

@@ -29,6 +29,7 @@ from lifecycle.core.events import (
     PinRefused,
     PinReleased,
     PinSet,
+    PrefixDiverged,
     RecordedEvent,
 )
 from lifecycle.core.ids import KEY_BYTES, Namespace, context_stream
@@ -101,6 +102,15 @@ class Metrics:
             "regretted_tokens", "Tokens that were freed and needed again within ten minutes."
         )
         self._drift = self._counter("drift", "Chunks that somebody took away or brought back.", ["what"])
+        self._diverged = self._counter(
+            "prefix_divergences", "Prompts that left the one before.", ["kind", "how"]
+        )
+        self._lost = self._counter(
+            "prefix_lost_tokens", "Tokens that this kept from being found.", ["kind", "how"]
+        )
+        self._normalised = self._counter(
+            "normalised", "Places in requests that a normaliser changed.", ["kind"]
+        )
         self.untracked = self._counter("untracked_calls", "Inference forwarded without being tracked.")
         self._limited = self._counter("limited", "Refusals by a tenant's limit.", ["tenant", "limit"])
         self._tenants: set[str] = set()
@@ -110,6 +120,10 @@ class Metrics:
     def drifted(self, what: str, chunks: int) -> None:
         """Chunks were found `gone`, or `returned` after they were freed."""
         self._drift.labels(what).inc(chunks)
+
+    def normalised(self, kind: str, places: int) -> None:
+        """A normaliser changed a request."""
+        self._normalised.labels(kind).inc(places)
 
     def limited(self, tenant: str, limit: Limit) -> None:
         """A tenant wanted more than it may have."""
@@ -195,6 +209,10 @@ class Metrics:
                     self._calls.labels(end).inc()
                 case CallMapped(kind=mapping):
                     self._mapped.labels(mapping).inc()
+                case PrefixDiverged() as left:
+                    how = "beside" if left.against else "declared" if left.declared else "undeclared"
+                    self._diverged.labels(left.kind, how).inc()
+                    self._lost.labels(left.kind, how).inc(max(left.lost_tokens, 0))
                 case DeclarationMismatched():
                     self._mismatches.inc()
                 case ChunksConfirmed(keys=keys, stored=stored):

@@ -8,7 +8,16 @@ import msgspec
 from lifecycle.core.events import RecordedEvent
 from lifecycle.core.ids import Namespace, split_keys
 from lifecycle.core.leases import lease_end_ns
-from lifecycle.core.state import Branch, ContextState, Flight, PinHold, Version, version_states
+from lifecycle.core.state import (
+    Branch,
+    ContextState,
+    Divergence,
+    Flight,
+    PinHold,
+    PrefixLint,
+    Version,
+    version_states,
+)
 from lifecycle.projections.chunk_index import ChunkIndex
 from lifecycle.projections.contexts import DirectiveRecord
 
@@ -57,7 +66,19 @@ def context_view(state: ContextState, index: ChunkIndex) -> dict[str, Any]:
         "operations": {
             name: {"applied": s.applied, "held": sorted(s.held)} for name, s in sorted(state.sources.items())
         },
+        "lint": lint_view(state.lint),
         "outcomes": [{"start": a, "end": b, "result": r} for a, b, r in state.outcomes],
+    }
+
+
+def lint_view(lint: PrefixLint) -> dict[str, Any]:
+    """Where its prompts left the one before, the latest last, and what that cost; null is unknown."""
+    return {
+        "count": lint.count,
+        "lost_tokens": lint.lost_tokens,
+        "declared": {"count": lint.declared, "lost_tokens": lint.declared_lost_tokens},
+        "beside": {"count": lint.beside, "lost_tokens": lint.beside_lost_tokens},
+        "last": [_divergence(each) for each in lint.last],
     }
 
 
@@ -129,6 +150,13 @@ def _version(namespace: Namespace, version: Version, state: str, index: ChunkInd
         "tokens": [version.start, version.end] if version.mapped else None,
         "chunks": chunks,
     }
+
+
+def _divergence(found: Divergence) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(found)
+    for name in ("shared_tokens", "lost_tokens"):
+        document[name] = document[name] if document[name] >= 0 else None
+    return document
 
 
 def _branch(branch: Branch) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from lifecycle.core.observations import PromptMapping
 from lifecycle.vocabulary import MappingKind, Mode
 from proxy.followed_call import FollowedCall
 from proxy.models import MappedModel
+from proxy.prefix_lint import PrefixLint
 from proxy.tracked_call import TrackedCall, Unmapped
 
 log = structlog.get_logger(__name__)
@@ -28,8 +29,11 @@ NO_IDS = "the engine does not tell this call's token ids apart"
 class PromptMapper:
     """Maps the prompts of all configured models. Never raises: what goes wrong is a reason."""
 
-    def __init__(self, models: Mapping[str, MappedModel], start_seconds: float = START_SECONDS) -> None:
+    def __init__(
+        self, models: Mapping[str, MappedModel], lint: PrefixLint, start_seconds: float = START_SECONDS
+    ) -> None:
         self._models = models
+        self._lint = lint
         self._start_seconds = start_seconds
         self._waits_until = 0.0
 
@@ -42,6 +46,7 @@ class PromptMapper:
 
     async def map(self, call: TrackedCall, uid: str) -> MappedPrompt | Unmapped:
         """The prompt of a call of context `uid`. With the engine's ids: when the answer has come."""
+        self._lint.begin(call, uid)
         model = await self._known(call.request.namespace.model)
         asked = call.request.asked
         try:
@@ -85,12 +90,17 @@ class PromptMapper:
     def observed(self, call: TrackedCall, result: MappedPrompt | Unmapped) -> PromptMapping:
         """What the lifecycle is told."""
         if isinstance(result, Unmapped):
-            return PromptMapping(kind=MappingKind.NONE, reason=result.reason)
-        kind = self.kind(call.request.namespace.model)
-        return msgspec.structs.replace(result.observed(), kind=kind)
+            found = PromptMapping(kind=MappingKind.NONE, reason=result.reason)
+            beside = self._lint.beside(call, call.uid, None)
+        else:
+            kind = self.kind(call.request.namespace.model)
+            found = msgspec.structs.replace(result.observed(), kind=kind)
+            beside = self._lint.beside(call, call.uid, result)
+        return msgspec.structs.replace(found, change=call.change, beside=beside)
 
     def inherit(self, model_name: str, parent_uid: str, uid: str) -> None:
-        """Let a fork's first prompt be mapped on from its parent's last one."""
+        """Let a fork's first prompt be mapped on from its parent's last one, and compared with it."""
+        self._lint.inherit(parent_uid, uid)
         model = self._models.get(model_name)
         if model is not None and model.service is not None:
             model.service.clone(parent_uid, uid)

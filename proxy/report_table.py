@@ -20,6 +20,7 @@ def report_table(document: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_headline(document)]
     parts += [Text(f"! {problem}", style="bold red") for problem in document["problems"]]
     parts += [_totals(document), _groups(document)]
+    parts += [Text(line) for line in _killers(document["prefix_killers"])]
     parts += [Text(line) for line in _comparison(document["comparison"])]
     parts += [Text(line) for line in _harm(document["harm"])]
     return Group(*parts)
@@ -146,6 +147,17 @@ def _comparison(comparison: Mapping[str, Any]) -> Iterator[str]:
         f"({points[1]:+.1f} to {points[2]:+.1f}), {computed['estimate']:+,.0f} tokens computed a call "
         f"({computed['low']:+,.0f} to {computed['high']:+,.0f})."
     )
+
+
+def _killers(found: list[Mapping[str, Any]]) -> Iterator[str]:
+    costly = [entry for entry in found if entry["lost_tokens"]]
+    if costly:
+        yield "Prompts that left the one before them, what it kept from being found (docs/lint.md):"
+    for entry in costly:
+        yield (
+            f"  {entry['harness']}: {entry['kind']}, {entry['breaks']:,} times, "
+            f"{amount(entry['lost_tokens'])} tokens"
+        )
 
 
 def _harm(harm: list[Mapping[str, Any]]) -> Iterator[str]:

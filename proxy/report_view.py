@@ -5,10 +5,12 @@ from typing import Any
 
 import msgspec
 
-from lifecycle.projections.report_counts import Counts, Dimension
+from lifecycle.projections.report_counts import Counts, Dimension, killers
 from proxy.report import DeadSample, ReportKeeper
 
 NS_PER_SECOND = 1e9
+
+NUM_KILLERS = 10
 
 
 def report_view(keeper: ReportKeeper, start_ns: int, now_ns: int, by: Dimension) -> dict[str, Any]:
@@ -24,6 +26,15 @@ def report_view(keeper: ReportKeeper, start_ns: int, now_ns: int, by: Dimension)
         "total": figures(span.total()),
         "by": by,
         "groups": {name: figures(counts) for name, counts in span.by(by).items()},
+        "prefix_killers": [
+            {
+                "harness": harness,
+                "kind": left,
+                "breaks": counts.prefix_breaks + counts.head_breaks,
+                "lost_tokens": counts.prefix_lost_tokens + counts.head_lost_tokens,
+            }
+            for harness, left, counts in killers(span.cells)[:NUM_KILLERS]
+        ],
         "verified_share": {"model": _verified(span.by("model")), "harness": _verified(span.by("harness"))},
         "dead_now": sample_view(keeper.samples[-1]) if keeper.samples else None,
         "comparison": msgspec.to_builtins(span.comparison),

@@ -96,6 +96,7 @@ def _write(record: RequestRecord, seconds: float) -> None:
         ("ctx", record.context),
         ("call", record.call),
         ("mapping", record.mapping.value if record.mapping is not None else ""),
+        ("normalised", " ".join(record.normalised)),
         ("backend", record.backend),
         ("engine_id", record.engine_id),
     ):

@@ -53,6 +53,7 @@ class RequestRecord:
         "method",
         "mode",
         "model",
+        "normalised",
         "outcome",
         "output_tokens",
         "path",
@@ -82,6 +83,7 @@ class RequestRecord:
         self.context = ""
         self.call = ""
         self.mapping: MappingKind | None = None
+        self.normalised: tuple[str, ...] = ()
         self.speaks = False
         self.backend = ""
         self.engine_status = 0

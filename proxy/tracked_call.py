@@ -8,7 +8,7 @@ import msgspec
 from engine_bridge.mapping.ranges import MappedPrompt
 from engine_bridge.verifier import Before
 from lifecycle.core.ids import Namespace
-from lifecycle.core.observations import AnswerFact
+from lifecycle.core.observations import AnswerFact, Beside
 from lifecycle.vocabulary import (
     CALL_HEADER,
     CONTEXT_HEADER,
@@ -18,6 +18,7 @@ from lifecycle.vocabulary import (
     CallEnd,
     MappingKind,
     Mode,
+    PrefixBreak,
 )
 from proxy.affinity import Placed
 from proxy.answer_facts import AnswerFacts
@@ -65,7 +66,8 @@ class TrackedCall:
     `asks_ids` says that the engine is asked for token ids; `answered` is done when its answer is over;
     `session_id` labels the attempt in the engine's events, empty for none; `before` is what the cache
     showed of its chunks before the answer. `placed` says which of several engines it is sent to, `backend`
-    which one took it.
+    which one took it. `opens` says that it is a context's first call whose head nobody has compared yet,
+    `beside` what was found then; `change` how its texts leave the last ones, None for unknown.
     """
 
     def __init__(
@@ -88,6 +90,9 @@ class TrackedCall:
         self.placed = Placed("")
         self.backend = ""
         self.before = Before()
+        self.opens = False
+        self.change: PrefixBreak | None = None
+        self.beside: Beside | None = None
         self.answered: asyncio.Future[AnswerFacts] = asyncio.get_running_loop().create_future()
         self.sent = False
         self.answers: tuple[AnswerFact, ...] = ()

@@ -43,6 +43,7 @@ from proxy.limits import Limits
 from proxy.mailbox import Mailboxes
 from proxy.models import MappedModel
 from proxy.modes import Modes
+from proxy.prefix_lint import PrefixLint
 from proxy.prompt_mapper import PromptMapper
 from proxy.relatives import Relatives
 from proxy.shared_lineage import SharedLineage
@@ -86,7 +87,7 @@ class Tracking:
         self._reclaimer = reclaimer
         self._verifier = verifier
         self._models = models
-        self._mapper = PromptMapper(models)
+        self._mapper = PromptMapper(models, PrefixLint(tracker))
         self.untracked = UntrackedNotes(tracker, models, tasks)
         self._ids = ids
         self._tasks = tasks
@@ -163,9 +164,10 @@ class Tracking:
                     harness=request.harness,
                     backend=call.placed.backend,
                     placed=call.placed.reason,
+                    normalised=request.asked.normalised,
+                    mapping=at_once,
                     rung=request.identity.rung,
                     reason=request.identity.reason,
-                    mapping=at_once,
                 ),
             )
             # An arrival that waits for the log will be given the next number when it is recorded.

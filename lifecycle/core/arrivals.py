@@ -21,15 +21,9 @@ def arrive(decision: Decision, call: CallArrival) -> None:
     """
     state = decision.state
     declared = state.declared_length if state.declares_appends else None
-    if declared is not None and declared != len(call.messages):
-        decision.emit(
-            DeclarationMismatched(
-                at_ns=decision.at_ns,
-                call_id=call.call_id,
-                expected=declared,
-                actual=len(call.messages),
-            )
-        )
+    if declared is not None and declared != (actual := len(call.messages)):
+        call_id, now = call.call_id, decision.at_ns
+        decision.emit(DeclarationMismatched(at_ns=now, call_id=call_id, expected=declared, actual=actual))
     match = match_list(decision.state, call.head, call.messages)
     attempt = _next_attempt(state, call.call_id)
     decision.emit(
@@ -59,6 +53,7 @@ def arrive(decision: Decision, call: CallArrival) -> None:
             proxy=call.proxy,
             backend=call.backend,
             placed=call.placed,
+            normalised=call.normalised,
             rung=call.rung,
             reason=call.reason,
         )

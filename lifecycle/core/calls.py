@@ -19,6 +19,7 @@ from lifecycle.core.events import (
 from lifecycle.core.ids import KEY_BYTES
 from lifecycle.core.observations import CallEnding, CallMapping, FirstToken, GenerationKeys
 from lifecycle.core.pins import follow_pins, pin_from_call
+from lifecycle.core.prefix_loss import diverged, prompt_left
 from lifecycle.core.state import ROOT, Branch, ContextState, Flight, Version, chain, live_ids, path
 from lifecycle.core.tree import tail_of, tail_tag
 from lifecycle.errors import InvalidObservation
@@ -38,6 +39,7 @@ def mapped(decision: Decision, observation: CallMapping) -> None:
     if tail is None or tail.mapped or (flight is not None and flight.mapping_known):
         return
     mapping = observation.mapping
+    left = prompt_left(state, flight, mapping) if flight is not None else ()
     if mapping.kind is MappingKind.NONE:
         if flight is None:
             return
@@ -54,6 +56,8 @@ def mapped(decision: Decision, observation: CallMapping) -> None:
         decision.emit(_mapped_event(decision, observation, tail))
         if decision.state.gap:
             decision.emit(TrackingGapHealed(at_ns=decision.at_ns))
+    for each in left:
+        decision.emit(diverged(decision.at_ns, observation, each))
     flight = decision.state.flight(observation.call_id, observation.attempt)
     if flight is None:
         return
@@ -323,7 +327,9 @@ def _reproduced(state: ContextState, branch: Branch, flight: Flight) -> bool:
         return True
     tail = state.versions[flight.tail]
     whole = chain(state.versions, flight.tail)
-    return tail.mapped and all(_lies_on(state.versions[t], whole, state) for t in branch.tails)
+    return tail.mapped and all(
+        state.versions[t].mapped and whole.startswith(chain(state.versions, t)) for t in branch.tails
+    )
 
 
 def _resampled(state: ContextState, branch: Branch, flight: Flight) -> bool:
@@ -332,7 +338,3 @@ def _resampled(state: ContextState, branch: Branch, flight: Flight) -> bool:
     return branch.since_ns <= flight.arrived_ns and any(
         not state.versions[t].digest.startswith(ours) for t in branch.tails
     )
-
-
-def _lies_on(tail: Version, whole: bytes, state: ContextState) -> bool:
-    return tail.mapped and whole.startswith(chain(state.versions, tail.id))

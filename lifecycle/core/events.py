@@ -20,6 +20,7 @@ from lifecycle.core.namespace_events import LoggedEvent
 from lifecycle.core.namespace_events import NamespaceEvent as NamespaceEvent
 from lifecycle.core.namespace_events import UntrackedForwarded as UntrackedForwarded
 from lifecycle.core.observations import AnswerFact, MessageFact, Operation, PinRequest
+from lifecycle.core.prefix_events import PrefixDiverged as PrefixDiverged
 from lifecycle.core.state import Version
 from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, OutcomeResult, WaitKind
 
@@ -101,7 +102,8 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     `arm` is how the call ran, None if nobody said; `harness` the class of program that sent it; `proxy` the
     process that forwards it, empty where it was not recorded. `backend` is the engine it goes to, and
     `placed` why, both empty where there is but one engine. `rung` and `reason` say how it was told that the
-    call is one of this context, None and empty where it was not recorded.
+    call is one of this context, None and empty where it was not recorded. `normalised` names what changed the
+    call's text on the way to the engine, and in these digests.
     """
 
     call_id: str
@@ -128,6 +130,7 @@ class CallArrived(LoggedEvent, frozen=True, kw_only=True, tag="call_arrived.v1")
     proxy: str = ""
     backend: str = ""
     placed: str = ""
+    normalised: tuple[str, ...] = ()
     rung: IdentityRung | None = None
     reason: str = ""
 
@@ -335,6 +338,7 @@ ContextEvent: TypeAlias = (
     | DeclarationMismatched
     | CallArrived
     | CallMapped
+    | PrefixDiverged
     | PrefillDone
     | CallEnded
     | GenerationMapped

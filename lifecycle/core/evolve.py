@@ -34,12 +34,14 @@ from lifecycle.core.events import (
     PinReleased,
     PinSet,
     PrefillDone,
+    PrefixDiverged,
     TrackingGapHealed,
     TrackingGapOpened,
     WaitDeclared,
 )
 from lifecycle.core.ids import ContextKey
 from lifecycle.core.observations import MarkOneOff
+from lifecycle.core.prefix_loss import declared_edit, noted
 from lifecycle.core.state import (
     Branch,
     ContextState,
@@ -79,6 +81,8 @@ def evolve(state: ContextState | None, event: ContextEvent) -> ContextState:
             return _arrived(state, event)
         case CallMapped():
             return _mapped(state, event)
+        case PrefixDiverged():
+            return replace(state, lint=noted(state.lint, event))
         case PrefillDone():
             return _with_flight(state, event.call_id, event.attempt, prefilled=True)
         case CallEnded():
@@ -102,7 +106,7 @@ def evolve(state: ContextState | None, event: ContextEvent) -> ContextState:
         case PinReleased():
             return pruned(replace(state, pins=tuple(p for p in state.pins if p.pin_id != event.pin_id)))
         case ListEdited():
-            return edited(state, event)
+            return replace(edited(state, event), edit=declared_edit(state, event))
         case ListGrown():
             base = _declared_base(state)
             return replace(state, declared_length=base + event.num_new, declares_appends=True)
@@ -208,6 +212,8 @@ def _mapped(state: ContextState, event: CallMapped) -> ContextState:
         pinned = (*(c for c in state.pinned_calls if c != event.call_id), event.call_id)
         state = replace(state, pinned_calls=pinned[-NUM_CALLS_KEPT:])
     state = _with_flight(state, event.call_id, event.attempt, mapping_known=True)
+    if flight is not None and not flight.stale and state.edit is not None:
+        state = replace(state, edit=None)
     if event.reason:
         return _with_doubts(state, mapping_lost=event.reason)
     state = placed_mapping(state, event)

@@ -8,7 +8,15 @@ from typing import TypeAlias
 import msgspec
 
 from lifecycle.core.ids import Namespace
-from lifecycle.vocabulary import Arm, CallEnd, IdentityRung, MappingKind, OutcomeResult, WaitKind
+from lifecycle.vocabulary import (
+    Arm,
+    CallEnd,
+    IdentityRung,
+    MappingKind,
+    OutcomeResult,
+    PrefixBreak,
+    WaitKind,
+)
 
 Span: TypeAlias = tuple[int, int]
 """Half-open `[start, end)` of indices into the client's own message list."""
@@ -168,12 +176,30 @@ class ContextOpened(_Observation, frozen=True, kw_only=True):
     flow: str = ""
 
 
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """A new context's head is another one's but for little: context `uid` has one that differs by `kind`.
+
+    `shared_tokens` are those of both heads' whole chunks that are the same, `lost_tokens` those that are not;
+    -1 where either is not known. `index` and `role` as in `PrefixDiverged`.
+    """
+
+    uid: str
+    kind: PrefixBreak
+    index: int
+    role: str = ""
+    shared_tokens: int = -1
+    lost_tokens: int = -1
+
+
 class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one prompt, by message.
 
     `message_ends[i]` is the token position at which message i ends (monotone); `head_end` where the head
     ends; `[message_ends[-1], num_tokens)` is the generation prompt. `chunk_keys` is the run of keys of every
-    full chunk of `chunk_size` tokens. With `kind` NONE only `reason` counts.
+    full chunk of `chunk_size` tokens. With `kind` NONE only `reason` counts of these.
+
+    `change` is how the texts differ where the list leaves its context's last one, None if they do not or are
+    not at hand; `beside` another context's head, where this one is a context's first.
     """
 
     kind: MappingKind
@@ -184,6 +210,8 @@ class PromptMapping(msgspec.Struct, frozen=True, kw_only=True):
     message_ends: tuple[int, ...] = ()
     chunk_size: int = 0
     chunk_keys: bytes = b""
+    change: PrefixBreak | None = None
+    beside: Beside | None = None
 
 
 class CallMapping(_Observation, frozen=True, kw_only=True):
@@ -201,8 +229,8 @@ class CallArrival(_Observation, frozen=True, kw_only=True):
     """A call reached the proxy. `head` digests everything the template sees besides the messages.
 
     `rung` and `reason` say how it was told that the call is one of this context. `proxy` names the process
-    that forwards it; the tracker fills it in. `mapping` is what a `CallMapping` of
-    it would say, where that is known by now; its `attempt` does not count.
+    that forwards it; the tracker fills it in. `mapping` is what a `CallMapping` of it would say, where that
+    is known by now; its `attempt` does not count. `normalised` names what changed its text on the way.
     """
 
     call_id: str
@@ -223,9 +251,10 @@ class CallArrival(_Observation, frozen=True, kw_only=True):
     proxy: str = ""
     backend: str = ""
     placed: str = ""
+    normalised: tuple[str, ...] = ()
+    mapping: CallMapping | None = None
     rung: IdentityRung | None = None
     reason: str = ""
-    mapping: CallMapping | None = None
 
 
 class FirstToken(_Observation, frozen=True, kw_only=True):

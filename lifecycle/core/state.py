@@ -12,7 +12,7 @@ import msgspec
 
 from lifecycle.core.ids import KEY_BYTES, ContextKey, Namespace
 from lifecycle.core.observations import MessageFact, Operation, PinRequest
-from lifecycle.vocabulary import IdentityRung, VersionState, WaitKind
+from lifecycle.vocabulary import IdentityRung, PrefixBreak, VersionState, WaitKind
 
 ROOT = -1
 """Parent of a head version."""
@@ -50,6 +50,11 @@ class Version(msgspec.Struct, frozen=True, array_like=True):
     def num_chunks(self) -> int:
         """Number of chunks whose last token lies in the range."""
         return len(self.keys) // KEY_BYTES
+
+    @property
+    def end_chunk(self) -> int:
+        """Number of whole chunks up to the end of the range."""
+        return self.first_chunk + self.num_chunks
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +127,46 @@ class PinHold(msgspec.Struct, frozen=True, kw_only=True):
     moving: bool = False
 
 
+class Divergence(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt that left another. Fields as in `PrefixDiverged`."""
+
+    at_ns: int
+    call_id: str
+    kind: PrefixBreak
+    index: int
+    role: str = ""
+    declared: bool = False
+    shared_tokens: int = -1
+    lost_tokens: int = -1
+    against: str = ""
+
+
+class PrefixLint(msgspec.Struct, frozen=True, kw_only=True):
+    """What left the prompt before it, and what that cost: `last` are the latest, the totals count all.
+
+    Declared edits count by themselves, and so does what a new context did not share with another one.
+    """
+
+    count: int = 0
+    lost_tokens: int = 0
+    declared: int = 0
+    declared_lost_tokens: int = 0
+    beside: int = 0
+    beside_lost_tokens: int = 0
+    last: tuple[Divergence, ...] = ()
+
+
+class DeclaredEdit(msgspec.Struct, frozen=True):
+    """An edit that the next call will show, from message `start` on, of a list that had `num_chunks`.
+
+    It `brings` something in, or only removes.
+    """
+
+    start: int
+    num_chunks: int
+    brings: bool
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """One numbering of operations: the last `seq` consumed, and what came too early.
 
@@ -140,7 +185,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True):
     `unmapped` says why the keys of the context are not known or not proven, empty if they are: `mapping_lost`
     (a live prompt has no tokens; the next mapping ends it) or `unverified` (the cache showed other keys; only
     the cache's own word ends it). `pinned_calls` are the calls whose own pins were dealt with. `backend` is
-    the engine that served it last, empty where there is but one.
+    the engine that served it last, empty where there is but one. `edit` waits for the call that shows it.
     """
 
     uid: str
@@ -170,6 +215,8 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True):
     wait_tool: str = ""
     wait_eta: float | None = None
     outcomes: tuple[tuple[int, int, str], ...] = ()
+    edit: DeclaredEdit | None = None
+    lint: PrefixLint = PrefixLint()
     gap: str = ""
     unmapped: str = ""
     mapping_lost: str = ""

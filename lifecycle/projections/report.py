@@ -22,6 +22,7 @@ from lifecycle.core.events import (
     DirectiveProposed,
     DirectiveSettled,
     EnforcementRearmed,
+    PrefixDiverged,
     RecordedEvent,
     UntrackedForwarded,
 )
@@ -135,6 +136,8 @@ class Report:
                 self._mapped(uid, event)
             case CallEnded():
                 self._ended(uid, event)
+            case PrefixDiverged():
+                self._left(uid, event)
             case CallVerified():
                 self.counts.add(
                     event.at_ns,
@@ -266,6 +269,16 @@ class Report:
         self.counts.add(event.at_ns, call.cell, **amounts)
         if call.cell.arm == Arm.ENFORCE:
             self.harm.prompted(event.at_ns, call.cell.model, call.cell.tenant, prompt_tokens)
+
+    def _left(self, uid: str, event: PrefixDiverged) -> None:
+        call = self._calls.get((uid, event.call_id, event.attempt))
+        cell = replace(call.cell if call is not None else self._cell(uid), left=event.kind.value)
+        name = "head" if event.against else "declared" if event.declared else "prefix"
+        amounts = {
+            f"{name}_edits" if event.declared else f"{name}_breaks": 1,
+            f"{name}_lost_tokens": max(event.lost_tokens, 0),
+        }
+        self.counts.add(event.at_ns, cell, **amounts)
 
     def _lost(self, event: BackendLost) -> None:
         """What the engine's own memory held is computed again, wherever its contexts go on."""

@@ -29,13 +29,17 @@ DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 
 
 class Cell(msgspec.Struct, frozen=True, order=True):
-    """Whom an amount is counted for. `arm` is an `Arm`, `UNKNOWN`, or `untracked`: not followed."""
+    """Whom an amount is counted for. `arm` is an `Arm`, `UNKNOWN`, or `untracked`: not followed.
+
+    `left` is why prompts left the one before, empty for what has nothing to do with that.
+    """
 
     model: str
     tenant: str = UNKNOWN
     agent: str = UNKNOWN
     harness: str = UNKNOWN
     arm: str = UNKNOWN
+    left: str = ""
 
 
 class Counts(msgspec.Struct):
@@ -64,6 +68,12 @@ class Counts(msgspec.Struct):
     regretted_tokens: int = 0
     would_regret_tokens: int = 0
     untracked_minutes: int = 0
+    prefix_breaks: int = 0
+    prefix_lost_tokens: int = 0
+    head_breaks: int = 0
+    head_lost_tokens: int = 0
+    declared_edits: int = 0
+    declared_lost_tokens: int = 0
 
     def add(self, other: "Counts") -> None:
         """Take the other's amounts in."""
@@ -126,13 +136,25 @@ def grouped(cells: Mapping[Cell, Counts], by: Dimension) -> dict[str, Counts]:
     return dict(sorted(groups.items()))
 
 
+def killers(cells: Mapping[Cell, Counts]) -> list[tuple[str, str, Counts]]:
+    """Harness, why its prompts left the one before, and what that cost: the dearest first."""
+    found: dict[tuple[str, str], Counts] = {}
+    for cell, counts in cells.items():
+        if cell.left and counts.prefix_breaks + counts.head_breaks:
+            found.setdefault((cell.harness, cell.left), Counts()).add(counts)
+    ranked = sorted(
+        found.items(), key=lambda each: (-each[1].prefix_lost_tokens - each[1].head_lost_tokens, each[0])
+    )
+    return [(harness, left, counts) for (harness, left), counts in ranked]
+
+
 def _add(cells: dict[Cell, Counts], cell: Cell, amounts: dict[str, int]) -> None:
     counts = cells.get(cell)
     if counts is None:
         if len(cells) >= CELLS_PER_BUCKET:
             cell = replace(cell, agent=OTHER, harness=OTHER)
         if len(cells) >= 2 * CELLS_PER_BUCKET and cell not in cells:
-            cell = Cell(OTHER, OTHER, OTHER, OTHER, cell.arm)
+            cell = Cell(OTHER, OTHER, OTHER, OTHER, cell.arm, cell.left)
         counts = cells.setdefault(cell, Counts())
     for name, amount in amounts.items():
         setattr(counts, name, getattr(counts, name) + amount)

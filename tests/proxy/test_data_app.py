@@ -18,6 +18,7 @@ from lifecycle.vocabulary import CallEnd, DirectiveOutcome, Mode
 from proxy.config import KeyConfig, ModeRule, TenantConfig
 from proxy.data_app import DataApp
 from proxy.hooks_api import HooksApi
+from proxy.normalise import Normalising
 from proxy.ops_api import OpsApi
 from tests.lifecycle.fake_cache import FakeCache
 from tests.lifecycle.lives import GatedLog
@@ -343,6 +344,7 @@ async def test_whatever_breaks_the_answer_is_the_engines(tmp_path: Path, part: s
             OpsApi(runtime.declarations, runtime.auth, runtime.limits),
             HooksApi(runtime.hooks, runtime.auth),
             runtime.limits,
+            Normalising(runtime.config, lambda model: model, lambda model, tenant: Mode.OBSERVE, print),
             frozenset(),
             10_000_000,
         )

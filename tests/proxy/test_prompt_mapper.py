@@ -8,14 +8,18 @@ import pytest
 
 from engine_bridge.mapping.ranges import MappedPrompt
 from lifecycle.core.ids import Namespace
+from lifecycle.store.memory import MemoryEventLog
+from lifecycle.tracker import Tracker
 from lifecycle.vocabulary import Arm, IdentityRung, MappingKind, Mode
 from proxy.answer_facts import AnswerFacts
 from proxy.config import ModelConfig
 from proxy.identity import Identity
 from proxy.lifecycle_fields import LifecycleFields
 from proxy.models import EngineIdentity, MappedModel, load_profile, mapped_model, model_by_ids, not_reached
+from proxy.prefix_lint import PrefixLint
 from proxy.prompt_mapper import PromptMapper
 from proxy.tracked_call import CallRequest, TrackedCall, Unmapped
+from tests.lifecycle.lives import ManualClock
 from tests.proxy.conversations import chat, user
 from tests.proxy.toy_model import CHUNK, write_model
 
@@ -39,6 +43,10 @@ def a_call(**fields: Any) -> TrackedCall:
     return TrackedCall(request, lambda c: None, lambda *told: None)
 
 
+def lint() -> PrefixLint:
+    return PrefixLint(Tracker(MemoryEventLog(), ManualClock()))
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> MappedModel:
     profile = load_profile(ModelConfig(path=str(write_model(tmp_path / "m")), name="m"), ENGINE)
@@ -47,7 +55,7 @@ def model(tmp_path: Path) -> MappedModel:
 
 
 async def test_by_template_and_tokenizer(model: MappedModel) -> None:
-    mapper = PromptMapper({"m": model})
+    mapper = PromptMapper({"m": model}, lint())
     call = a_call()
     result = await mapper.map(call, "u")
     assert isinstance(result, MappedPrompt)
@@ -62,7 +70,7 @@ async def test_by_template_and_tokenizer(model: MappedModel) -> None:
 
 async def test_by_the_engines_ids(model: MappedModel) -> None:
     by_ids = model_by_ids(MappedModel("m", reason="no template"), ENGINE, CHUNK)
-    mapper = PromptMapper({"m": by_ids})
+    mapper = PromptMapper({"m": by_ids}, lint())
     call = a_call()
     assert mapper.asks_engine(call.request.asked, Mode.ENFORCE)
     assert not mapper.asks_engine(call.request.asked, Mode.OBSERVE)
@@ -85,7 +93,7 @@ async def test_what_is_not_known_has_a_reason(model: MappedModel, broken: str) -
         models["m"] = MappedModel("m", reason="no template here")
     elif broken == "a bug":
         models["m"] = MappedModel("m", service=object())  # type: ignore[arg-type]
-    mapper = PromptMapper(models)
+    mapper = PromptMapper(models, lint())
     call = a_call()
     result = await mapper.map(call, "u")
     assert isinstance(result, Unmapped)
@@ -98,7 +106,7 @@ async def test_what_is_not_known_has_a_reason(model: MappedModel, broken: str) -
 async def test_right_after_a_start_a_call_waits_until_the_model_is_known(model: MappedModel) -> None:
     prepared = asyncio.Event()
     models = {"m": not_reached("m", prepared)}
-    waits, impatient = PromptMapper(models), PromptMapper(models, start_seconds=0.0)
+    waits, impatient = PromptMapper(models, lint()), PromptMapper(models, lint(), start_seconds=0.0)
     mapping = asyncio.ensure_future(waits.map(a_call(), "u"))
     told = await impatient.map(a_call(), "u")
     assert isinstance(told, Unmapped)

@@ -37,6 +37,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "groups": {"acme": figures(counts), "(unknown)": figures(Counts())},
         "dead_now": None,
         "comparison": msgspec.to_builtins(compare([], [])),
+        "prefix_killers": [],
         "harm": [],
         "problems": [],
         **changes,
@@ -69,6 +70,17 @@ def test_groups_and_shares_can_be_read_in_eighty_columns() -> None:
     assert "acme" in text
     assert "50.0 % of the dead seen" in text
     assert "70.0k" in text
+
+
+def test_what_kills_prefixes_is_named_where_it_costs() -> None:
+    killers = [
+        {"harness": "claude-code", "kind": "billing", "breaks": 1_200, "lost_tokens": 45_000_000},
+        {"harness": "httpx", "kind": "shortened", "breaks": 3, "lost_tokens": 0},
+    ]
+    text = printed(prefix_killers=killers)
+    assert "claude-code: billing, 1,200 times, 45.0M tokens" in text
+    assert "shortened" not in text
+    assert "Prompts that left" not in printed()
 
 
 def test_little_data_is_said_and_much_has_an_interval() -> None:

@@ -6,17 +6,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lifecycle.core.directives import DirectiveResult
-from lifecycle.core.events import BackendLost, CallArrived, EnforcementRearmed, UntrackedForwarded
+from lifecycle.core.events import (
+    BackendLost,
+    CallArrived,
+    EnforcementRearmed,
+    PrefixDiverged,
+    UntrackedForwarded,
+)
 from lifecycle.core.ids import Namespace, context_stream
 from lifecycle.projections.report import MAX_CALLS, MAX_CONTEXTS, Report
-from lifecycle.projections.report_counts import DIMENSIONS, UNKNOWN, Counts, Dimension
+from lifecycle.projections.report_counts import DIMENSIONS, UNKNOWN, Counts, Dimension, killers
 from lifecycle.projections.report_harm import HarmBudget
 from lifecycle.projections.report_watch import REGRET_NS
 from lifecycle.reclaimer import Reclaimer
 from lifecycle.store.codec import decode, encode
 from lifecycle.store.memory import MemoryEventLog
 from lifecycle.tracker import Tracker
-from lifecycle.vocabulary import Arm, DirectiveOutcome, Mode
+from lifecycle.vocabulary import Arm, DirectiveOutcome, Mode, PrefixBreak
 from tests.lifecycle.core import story
 from tests.lifecycle.fake_cache import FakeCache
 from tests.lifecycle.lives import Agent, CountedIds, ManualClock, chain_of
@@ -62,6 +68,34 @@ def test_a_call_is_counted_for_whom_it_ran() -> None:
     assert {n: c.calls for n, c in groups_of(tale, "harness").items()} == {"codex": 2, UNKNOWN: 1}
     assert {n: c.calls for n, c in groups_of(tale, "arm").items()} == {"enforce": 2, UNKNOWN: 1}
     assert {n: c.calls for n, c in groups_of(tale, "model").items()} == {"m": 3}
+
+
+def test_what_made_prompts_leave_is_counted_for_the_harness_that_sent_them() -> None:
+    tale = Tale()
+    for uid, harness in (("a", "claude-code"), ("b", "codex")):
+        tale.context(uid, "t1")
+        tale.call(uid, keys("1"), prompt=9, harness=harness)
+    for uid, kind, lost, more in (
+        ("a", PrefixBreak.BILLING, 500, {}),
+        ("a", PrefixBreak.BILLING, 300, {"against": "b"}),
+        ("b", PrefixBreak.TIMESTAMP, 40, {}),
+        ("b", PrefixBreak.TIMESTAMP, -1, {}),
+        ("b", PrefixBreak.REMOVED, 7_000, {"declared": True}),
+    ):
+        left = PrefixDiverged(
+            at_ns=tale.now, call_id="c", attempt=1, kind=kind, index=0, lost_tokens=lost, **more
+        )
+        tale.tell(context_stream(uid), left)
+    counts = total(tale)
+    assert (counts.prefix_breaks, counts.prefix_lost_tokens) == (3, 540)
+    assert (counts.head_breaks, counts.head_lost_tokens) == (1, 300)
+    assert (counts.declared_edits, counts.declared_lost_tokens) == (1, 7_000)
+    found = killers(told(tale).since(tale.now - 3600 * SECOND, tale.now).cells)
+    assert [(harness, left) for harness, left, _ in found] == [
+        ("claude-code", "billing"),
+        ("codex", "timestamp"),
+    ]
+    assert groups_of(tale, "harness")["codex"].declared_edits == 1
 
 
 def test_dead_chunks_are_seen_once_and_freed_by_the_caches_own_word() -> None:

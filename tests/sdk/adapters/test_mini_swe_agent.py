@@ -1,8 +1,9 @@
-"""mini-swe-agent: what the adapter says without it. With it: harnesses/contracts."""
+"""mini-swe-agent: without it, the adapter says what is missing. With it: harnesses/contracts."""
 
 from tests.sdk.adapters.missing_harness import import_without
 
 
 def test_it_names_the_package_to_install(monkeypatch):
-    told = import_without("minisweagent", "mini_swe_agent", monkeypatch)
-    assert told.endswith("pip install mini-swe-agent")
+    assert import_without("minisweagent", "mini_swe_agent", monkeypatch).endswith(
+        "pip install mini-swe-agent"
+    )

@@ -1,8 +1,9 @@
-"""smolagents: what the adapter says without it. With it: harnesses/contracts."""
+"""smolagents: without it, the adapter says what is missing. With it: harnesses/contracts."""
 
 from tests.sdk.adapters.missing_harness import import_without
 
 
 def test_it_names_the_package_to_install(monkeypatch):
-    told = import_without("smolagents", "smolagents", monkeypatch)
-    assert told.endswith("pip install 'smolagents[openai]'")
+    assert import_without("smolagents", "smolagents", monkeypatch).endswith(
+        "pip install 'smolagents[openai]'"
+    )
