@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SECONDS = 20.0
+SECONDS = 45.0
 
 
 def contexts(name: str = "") -> dict[str, dict[str, Any]]:

@@ -19,12 +19,10 @@ def own_lines(source: str) -> int:
     left_out: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         body = node.body if isinstance(node, ast.Try) else [node]
-        if all(isinstance(each, ast.Import | ast.ImportFrom) for each in body):
+        imports = all(isinstance(each, ast.Import | ast.ImportFrom) for each in body)
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if imports or (text and isinstance(node.value.value, str)):
             left_out |= set(range(node.lineno, node.end_lineno + 1))
-        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0]
-            if ast.get_docstring(node) is not None:
-                left_out |= set(range(first.lineno, first.end_lineno + 1))
     lines = enumerate(source.splitlines(), start=1)
     return sum(n not in left_out and bool(text := line.strip()) and text[0] != "#" for n, line in lines)
 
