@@ -87,9 +87,12 @@ def identify(
             one_off=True,
             relation=Relation.ONE_OFF,
         )
-    anew = match.relation is Relation.UNRELATED and match.reason != ONE_OFF_WENT_ON
-    anew = anew or match.reason == BY_BEGINNING
-    found = texts.find(tenant, call, said.groups) if anew and texts is not None else None
+    found = None
+    if match.relation is Relation.UNRELATED and match.reason != ONE_OFF_WENT_ON and texts is not None:
+        found = texts.find(tenant, call, said.groups)
+    elif match.reason == BY_BEGINNING and match.shared <= num_head(call.messages) + 1 and texts is not None:
+        # A summary may stand behind the first message; what shares more than that is a fork.
+        found = texts.summary(tenant, call, said.groups)
     if found is not None:
         turn = found.relation is Relation.COMPACTS
         return Identity(

@@ -1,7 +1,7 @@
 """What a call is for, told by the texts it quotes: a summary, a title, a subagent, the life after a summary.
 
 Lineage knows lists that go on. These do not: they begin anew and carry texts of another context. A subagent
-is told what stands in a tool call that is still unanswered; a one-off has no tools and quotes a history; a
+is told what stands in a tool call of late; a one-off has no tools and quotes a history; a
 list that carries what was answered to such a one-off goes on with the history that it summed up. Only
 keyed marks of texts are kept, in memory and bounded.
 """
@@ -29,8 +29,8 @@ MESSAGES_QUOTING = 64
 """Messages of a call of which marks are kept, and in which quotations are sought: those at the end of its
 list, and its first one."""
 
-MESSAGES_SUMMARY = 4
-"""Messages behind the head in which a summary of what was before them stands."""
+MESSAGES_BEGUN = 4
+"""Messages behind the head in which a summary of what was before stands, or what a subagent is told."""
 
 REPLAYED_ROLES = ("assistant", "tool")
 """Whose messages repeat an answer, and what was done at its word, without being a summary."""
@@ -39,6 +39,9 @@ MARKS_A_MESSAGE = 12
 MARKS_TOLD = 128
 MARKS_A_CONTEXT = 512
 MARKS_A_CALL = 256
+CALLS_KEPT = 8
+"""Tool calls of a context that may have sent somebody: some are answered before who was sent comes."""
+
 ANSWERS_KEPT = 8
 """Answers of a context, and of one-offs beside it, that a later list may carry."""
 
@@ -77,12 +80,12 @@ class _Texts:
         self.has_tools = False
         self.instructed: frozenset[bytes] = frozenset()
         self.said: dict[bytes, None] = {}
-        self.asked: dict[bytes, None] = {}
+        self.asked: deque[frozenset[bytes]] = deque()
         self.answers: deque[tuple[bool, tuple[bytes, ...]]] = deque()
 
     @property
     def num_marks(self) -> int:
-        return len(self.said) + len(self.asked) + sum(len(answer) for _, answer in self.answers)
+        return len(self.said) + sum(map(len, self.asked)) + sum(len(a) for _, a in self.answers)
 
 
 class Inference:
@@ -114,6 +117,10 @@ class Inference:
         told = list(islice(first, MARKS_TOLD if call.has_tools else MARKS_A_CALL))
         quoting = None if call.has_tools else self._one_off(tenant, call, begin, told, groups)
         sent = self._subagent(tenant, call, told, groups)
+        for at in range(begin + 1, min(begin + MESSAGES_BEGUN, end)):
+            if sent is None and call.messages[self._num_before(call) + at].fact.role == "user":
+                told = list(islice(self._marks(call, at, at + 1, quoting=True), MARKS_TOLD))
+                sent = self._subagent(tenant, call, told, groups)
         if quoting is None or (sent is not None and sent[1] >= quoting[1]):
             return sent[0] if sent is not None else None
         return quoting[0]
@@ -126,7 +133,7 @@ class Inference:
         """
         self._settle()
         begin, before = self._begin(call), self._num_before(call)
-        end = min(begin + MESSAGES_SUMMARY, len(call.written))
+        end = min(begin + MESSAGES_BEGUN, len(call.written))
         found: dict[bytes, bool] = {}
         for at in range(end):
             replayed = call.messages[before + at].fact.role in REPLAYED_ROLES
@@ -165,7 +172,6 @@ class Inference:
         if texts.system != (system := system_of(call)) or not texts.said:
             texts.system = system
             texts.instructed = frozenset(self._marks(call, 0, self._begin(call)))
-        self._unask(texts)
         begin = max(0, max(num_old, num_head(call.messages)) - self._num_before(call))
         self._say(texts, self._marks(call, begin, begin + 1))
         self._say(texts, self._marks(call, max(begin + 1, len(call.written) - MESSAGES_MARKED)))
@@ -190,8 +196,8 @@ class Inference:
                 if own:
                     self._say(texts, answer)
             for call in choice.tool_calls if own else ():
-                for text in texts_in_arguments(call.arguments):
-                    self._ask(texts, islice(marks_of(text, self._hasher), MARKS_A_MESSAGE))
+                told = (m for t in texts_in_arguments(call.arguments) for m in marks_of(t, self._hasher))
+                self._ask(texts, frozenset(islice(told, MARKS_A_MESSAGE)))
         self._shrink()
 
     def forget(self, tenant: str, context_id: str) -> None:
@@ -206,12 +212,14 @@ class Inference:
     def _subagent(
         self, tenant: str, call: FollowedCall, told: Sequence[bytes], groups: Groups
     ) -> tuple[Finding, int] | None:
-        """Its first message stands in a tool call that was not answered yet, or that call's text in it; one
-        that can do nothing is told all that it hears."""
-        for texts, hits in self._carriers(tenant, self._asked, told, groups):
-            least = min(len(told), len(texts.asked)) if call.has_tools else len(told)
-            if hits >= SHARE_TOLD * least:
-                return Finding(Relation.SUBAGENT, TOLD_BY_TOOL_CALL, texts.context_id), hits
+        """What it is told stands in one of the last tool calls, or the other way round; one that can do
+        nothing is told all that it hears."""
+        for texts, _ in self._carriers(tenant, self._asked, told, groups):
+            for asked in texts.asked:
+                hits = len(asked.intersection(told))
+                least = min(len(told), len(asked)) if call.has_tools else len(told)
+                if hits >= SHARE_TOLD * least:
+                    return Finding(Relation.SUBAGENT, TOLD_BY_TOOL_CALL, texts.context_id), hits
         return None
 
     def _one_off(
@@ -282,18 +290,21 @@ class Inference:
             self._num_marks -= 1
             self._said.remove((texts.tenant, oldest), texts.context_id)
 
-    def _ask(self, texts: _Texts, marks: Iterable[bytes]) -> None:
-        for mark in marks:
-            if mark not in texts.asked and len(texts.asked) < MARKS_A_CONTEXT:
-                texts.asked[mark] = None
-                self._num_marks += 1
-                self._asked.add((texts.tenant, mark), texts.context_id)
+    def _ask(self, texts: _Texts, asked: frozenset[bytes]) -> None:
+        if not asked:
+            return
+        texts.asked.append(asked)
+        self._num_marks += len(asked)
+        for mark in asked:
+            self._asked.add((texts.tenant, mark), texts.context_id)
+        if len(texts.asked) > CALLS_KEPT:
+            self._unask(texts)
 
     def _unask(self, texts: _Texts) -> None:
-        for mark in texts.asked:
+        asked = texts.asked.popleft()
+        self._num_marks -= len(asked)
+        for mark in asked.difference(*texts.asked):
             self._asked.remove((texts.tenant, mark), texts.context_id)
-        self._num_marks -= len(texts.asked)
-        texts.asked.clear()
 
     def _answer(self, texts: _Texts, own: bool, answer: tuple[bytes, ...]) -> None:
         texts.answers.append((own, answer))
@@ -317,7 +328,8 @@ class Inference:
             self._drop(oldest)
 
     def _drop(self, texts: _Texts) -> None:
-        self._unask(texts)
+        while texts.asked:
+            self._unask(texts)
         while texts.answers:
             self._unanswer(texts)
         for mark in texts.said:

@@ -4,7 +4,7 @@ import json
 
 from proxy.answer_facts import ChoiceFact, ToolCallFact
 from proxy.followed_call import FollowedCall
-from proxy.inference import COMMONPLACE, MARKS_A_CONTEXT, Inference
+from proxy.inference import CALLS_KEPT, COMMONPLACE, MARKS_A_CONTEXT, Inference
 from proxy.known_lists import Relation
 from tests.proxy.conversations import HASHER, Message, assistant, chat, system, tool, user
 
@@ -101,12 +101,17 @@ def test_a_subagent_is_told_what_stands_in_a_tool_call() -> None:
     assert books.told(chat(child)) == (Relation.SUBAGENT, "agent")
     framed = [system("You look things up."), user(f"A task from your lead: {ORDER}")]
     assert books.told(chat(framed, tools=TOOLS)) == (Relation.SUBAGENT, "agent")
+    behind_its_surroundings = [user("The working directory is a repository of builds."), user(ORDER)]
+    assert books.told(chat(behind_its_surroundings, tools=TOOLS)) == (Relation.SUBAGENT, "agent")
 
 
-def test_a_tool_call_that_was_answered_sends_nobody_any_more() -> None:
+def test_whoever_was_sent_may_come_a_little_later_and_not_much_later() -> None:
     books = Books()
     books.ordered(prompt=ORDER)
-    books.call("agent", [*HISTORY, assistant(None, "c2"), tool("c2", "done")], old=4)
+    books.call("agent", [*HISTORY, assistant(None, "c2"), tool("c2", "it is under way")], old=4)
+    assert books.told(chat([user(ORDER)], tools=TOOLS)) == (Relation.SUBAGENT, "agent")
+    for number in range(CALLS_KEPT):
+        books.ordered(command=f"print the figures of part {number} once more")
     assert books.told(chat([user(ORDER)], tools=TOOLS)) is None
 
 
