@@ -359,7 +359,7 @@ async def test_whatever_breaks_the_answer_is_the_engines(tmp_path: Path, part: s
 
 async def test_an_identity_that_cannot_be_found_leaves_the_call_untracked(tmp_path: Path) -> None:
     async with whole_proxy(tmp_path) as it:
-        it.runtime.tracking.calls._lineage = Broken()  # type: ignore[assignment]
+        it.runtime.tracking.calls.finder._lineage = Broken()  # type: ignore[assignment]
         answer = await it.chat([user("hi")])
         assert answer.json()["choices"][0]["message"]["content"] == "ok"
         assert await untracked(it)
