@@ -46,6 +46,8 @@ class Client:
         if not base_url:
             found = os.environ.get("KVTETHER_URL") or os.environ.get("OPENAI_BASE_URL") or ""
             self.origin = origin_of(found)
+            if found and not self.origin:
+                log.warning("%r is no http URL; nobody is told anything", found)
         self._lock = threading.Lock()
         self._calls: dict[str, tuple[weakref.ref[Ledger], str, int]] = {}
         self._exporter = Exporter(self._connect)

@@ -293,16 +293,17 @@ class Context:
             fields["waiting"] = Token(waiting)
             fields |= {"tool": label(tool)} if tool else {}
             fields |= {"eta": seconds(eta)} if eta is not None else {}
-        if seq:
-            fields |= {"source": source, "seq": seq}
         fields |= self._labels()
-        headers = {LIFECYCLE_HEADER: _within_limit(fields)}
-        if unsettled and riding and _fit(unsettled):
-            self.client.rides(call_id, ledger, source, seq)
-            return headers, {LIFECYCLE_BODY_FIELD: {**fields, "ops": unsettled}}
+        body = None
         if unsettled:
-            self.client.kick()
-        return headers, None
+            fields["source"] = source
+            if riding and _fit(unsettled):
+                self.client.rides(call_id, ledger, source, seq)
+                body = {LIFECYCLE_BODY_FIELD: {**fields, "ops": unsettled}}
+            else:  # the proxy waits for them, which it need not where none is on its way
+                fields["seq"] = seq
+                self.client.kick()
+        return {LIFECYCLE_HEADER: _within_limit(fields)}, body
 
     def before_edit(self, start: int, stop: int, n: int = 0) -> int | None:
         """Tokens that would have to be prefilled again if `[start, stop)` gave way to `n` messages now.

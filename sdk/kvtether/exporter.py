@@ -71,8 +71,10 @@ class Exporter:
         self,
         connect: Callable[[], Connection | None],
         patience: Patience = PATIENCE,
+        capacity: int = CAPACITY,
     ) -> None:
-        """`connect` answers None as long as nobody knows where to."""
+        """`connect` answers None as long as nobody knows where to; `capacity` operations wait at most."""
+        self._capacity = capacity
         self._connect = connect
         self._patience = patience
         self.renew()
@@ -96,7 +98,7 @@ class Exporter:
 
     def take(self, entry: Entry) -> bool:
         """Queue an operation; False if there is no room. Never blocks."""
-        if len(self._inbox) + len(self._backlog) >= CAPACITY:
+        if len(self._inbox) + len(self._backlog) >= self._capacity:
             if not self._said:
                 self._say("operations come faster than they can be sent; some are not told")
             return False

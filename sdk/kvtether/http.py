@@ -65,28 +65,30 @@ def _before(request: Any) -> None:
         return
     if LIFECYCLE_HEADER in request.headers or not context.client.serves(str(request.url)):
         return
+    content = _object(request)
+    if content is None:
+        request.headers.update(context.headers())
+        return
     said = context.call()
     request.headers.update(said["extra_headers"])
-    if said["extra_body"] is not None and not _ride(request, said["extra_body"]):
-        context.client.kick()
+    if said["extra_body"] is not None:
+        # In front of the members, so that every other byte stays.
+        ours = json.dumps(said["extra_body"][LIFECYCLE_BODY_FIELD], separators=(",", ":")).encode()
+        content = b'{"%s":%s,%s' % (LIFECYCLE_BODY_FIELD.encode(), ours, content)
+        request.stream = type(request.stream)(content)
+        request.headers["content-length"] = str(len(content))
 
 
-def _ride(request: Any, body: dict[str, Any]) -> bool:
-    """Put our object in front of the members of a JSON body; every byte of it stays. False if it is none."""
+def _object(request: Any) -> bytes | None:
+    """The members of a JSON body, without the brace before them; None if nothing can be put there."""
     content_type = request.headers.get("content-type", "")
     if not content_type.startswith("application/json") or "content-encoding" in request.headers:
-        return False
+        return None
     if type(request.stream).__name__ != "ByteStream":
-        return False
+        return None
     content = request.read()
-    rest = content[1:].lstrip()
-    if content[:1] != b"{" or rest[:1] != b'"':
-        return False
-    ours = json.dumps(body[LIFECYCLE_BODY_FIELD], separators=(",", ":")).encode()
-    content = b'{"%s":%s,%s' % (LIFECYCLE_BODY_FIELD.encode(), ours, rest)
-    request.stream = type(request.stream)(content)
-    request.headers["content-length"] = str(len(content))
-    return True
+    members = content[1:].lstrip()
+    return members if content[:1] == b"{" and members[:1] == b'"' else None
 
 
 def _after(response: Any, client: Client | None) -> None:

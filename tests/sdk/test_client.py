@@ -43,10 +43,11 @@ def test_where_operations_go(url, origin):
         ({"KVTETHER_URL": "nonsense"}, ""),
     ],
 )
-def test_the_environment_says_where(monkeypatch, environment, origin):
+def test_the_environment_says_where(monkeypatch, caplog, environment, origin):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert Client().origin == origin
+    assert bool(caplog.records) == (bool(environment) and not origin)
 
 
 def test_a_url_that_is_none_is_said():

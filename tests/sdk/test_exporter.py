@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtether.connection import Connection
-from kvtether.exporter import CAPACITY, NO_SUCH_CONTEXT, Exporter, Patience
+from kvtether.exporter import NO_SUCH_CONTEXT, Exporter, Patience
 from kvtether.ledger import Ledger
 from tests.sdk.ops_server import SECONDS, ops_server
 
@@ -259,18 +259,20 @@ def test_nobody_there_ends_it_until_somebody_is_seen(server, sending, caplog):
     assert server.kinds() == ["append"]
 
 
-def test_memory_is_bounded_while_nothing_leaves(server, sending):
+def test_memory_is_bounded_while_nothing_leaves(server):
+    sending = Exporter(lambda: Connection(server.url, ""), capacity=500)
     server.answer.clear()
-    ledgers = [Ledger(f"c{n}", sending.take) for n in range(50)]
-    for _ in range(CAPACITY // len(ledgers) + 50):
+    ledgers = [Ledger(f"c{n}", sending.take) for n in range(10)]
+    for _ in range(60):
         for ledger in ledgers:
             append(ledger)
     kept = sum(ledger.last for ledger in ledgers)
-    assert kept <= CAPACITY
+    assert kept <= 500
     assert all(ledger.lost for ledger in ledgers)
     server.answer.set()
     assert sending.flush(SECONDS)
     assert len(server.applied) == kept
+    sending.stop()
 
 
 def test_it_ends_and_begins_again(server, sending):
