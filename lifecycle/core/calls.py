@@ -145,11 +145,12 @@ def end(decision: Decision, observation: CallEnding) -> None:
     )
     state = decision.state
     others = any(f.call_id == flight.call_id for f in state.flights)
-    closes = flight.closes and (completed or flight.prefilled)
+    computed = completed or flight.prefilled
+    closes = flight.closes and computed
     if state.open and not others and (closes or state.one_off):
         reason = "the call said so" if flight.closes else "a one-off ends with its call"
         decision.emit(ContextClosed(at_ns=decision.at_ns, reason=reason))
-    elif flight.reopened and state.open and not (state.flights or state.branches):
+    elif flight.reopened and state.open and not (computed or state.flights or state.branches):
         decision.emit(ContextClosed(at_ns=decision.at_ns, reason=flight.reopened))
 
 

@@ -84,6 +84,7 @@ class Call:
         self.mapped = False
         self.pins: list[tuple[int, int]] = []
         self.closes = False
+        self.reopened = False
 
 
 class Hold:
@@ -225,6 +226,7 @@ class Model:
         call.line = line.number if line else None
         call.concurrent = any(c.name != name for c in self.calls)
         call.pins, call.closes = list(pins), closes
+        call.reopened = not self.open or any(c.reopened for c in self.calls)
         self.calls.append(call)
         self.open, self.active = True, now
         self.shown = max(self.shown, shown)
@@ -394,7 +396,10 @@ class Model:
         self.active = now
         if any(c.name == name for c in self.calls):
             return
-        if self.one_off or (call.closes and (completed or call.prefilled)):
+        computed = completed or call.prefilled
+        if self.one_off or (call.closes and computed):
+            self.close()
+        elif call.reopened and not computed and not self.calls and not self.lines:
             self.close()
 
     def close(self) -> None:
