@@ -147,6 +147,7 @@ class Reclaimer:
                     contexts.position,
                     self._ids.new("d"),
                     partial(self._belongs, not objection, enforced),
+                    self._tracker.oldest_arriving_ns(namespace),
                 )
                 if directive is not None:
                     planned.append((directive, "" if enforced else objection or OBSERVED))
@@ -216,19 +217,25 @@ class Reclaimer:
     def _may_still(self, directive: Directive) -> Callable[[bytes], bool]:
         """The question before each delete: is what the plan rested on true at this moment?
 
-        A delete takes seconds. Meanwhile a call may refer to a chunk again, the log may fail (then nobody
-        knows whether one does), the cache may have become one not to touch, or somebody we cannot see may
-        use it: that forbids a reclaim, and the next plan demotes.
+        A delete takes seconds. Meanwhile a call may refer to a chunk again or have come of which nobody knows
+        yet what it refers to, the log may fail (then nobody knows either), the cache may have become one not
+        to touch, or somebody we cannot see may use it: that forbids a reclaim, and the next plan demotes.
         """
         contexts = self._tracker.contexts
         namespace = directive.namespace
         unreferenced = contexts.index.still_dead(namespace)
+        began_ns = self._tracker.clock.now_ns()
         looked_at = -1
         doubted = False
 
         def may(key: bytes) -> bool:
             nonlocal looked_at, doubted
             if not unreferenced(key) or self._tracker.degraded or self._objection(namespace):
+                return False
+            unknown_ns = contexts.index.oldest_unknown_ns(namespace)
+            if self._tracker.arriving and self._tracker.oldest_arriving_ns(namespace) is not None:
+                return False
+            if unknown_ns is not None and unknown_ns > began_ns:
                 return False
             if isinstance(directive, Demote):
                 return True

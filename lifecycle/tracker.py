@@ -91,6 +91,8 @@ class Tracker:
         """Set when the books tell what the log tells."""
         self.retention_seconds = retention_seconds
         self._began_with: Manifest | None = None
+        self.arriving: dict[object, tuple[Namespace, int]] = {}
+        """Calls that were forwarded and are not in the books yet, and since when: they may need any chunk."""
         self._applying = asyncio.Event()
         self._applying.set()
         self.cut_off: dict[tuple[Namespace, bytes], int] = {}
@@ -115,6 +117,11 @@ class Tracker:
     def oldest_waiting_ns(self) -> int:
         """When the one was made that waits longest, 0 if none does."""
         return self._waiting[0][1].at_ns if self._waiting else 0
+
+    def oldest_arriving_ns(self, namespace: Namespace) -> int | None:
+        """Since when a call is forwarded to this cache that is not in the books yet; None if there is none."""
+        since = [at for other, at in self.arriving.values() if other.cache == namespace.cache]
+        return min(since, default=None)
 
     async def start(self, snapshots: SnapshotStore | None = None) -> Manifest | None:
         """Rebuild what is true from the newest snapshot that can be read, if any, and the log behind it.

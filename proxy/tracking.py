@@ -27,7 +27,7 @@ from lifecycle.core.observations import (
 from lifecycle.core.pins import PinRoom
 from lifecycle.core.plan import plan_admission
 from lifecycle.core.state import ContextState
-from lifecycle.errors import LifecycleError
+from lifecycle.errors import LifecycleError, LogUnavailable
 from lifecycle.openings import open_for_call
 from lifecycle.ports import IdSource
 from lifecycle.reclaimer import Reclaimer
@@ -114,6 +114,7 @@ class Tracking:
         """
         call = TrackedCall(request, self._first_token, self._end)
         call.placed = self._place(request, beside)
+        self.tracker.arriving[call] = (request.namespace, self.tracker.clock.now_ns())
         call.asks_ids = self._mapper.asks_engine(request.asked, request.mode)
         labels = request.mode is Mode.ENFORCE and bool(self._reclaimer.capabilities.level)
         if labels and can_be_labelled(request.asked):
@@ -179,6 +180,7 @@ class Tracking:
             )
             await self._admit(call, self.tracker.contexts.states[state.uid])
         finally:
+            self.tracker.arriving.pop(call, None)
             self._limits.opened(request.tenant, request.uid)
             call.planned.set()
 
@@ -228,7 +230,10 @@ class Tracking:
         )
         if directive is None:
             return
-        await self._reclaimer.propose(directive)
+        try:
+            await self._reclaimer.propose(directive)
+        except LogUnavailable:
+            return  # no hint without its record
         suppressed = self._suppression(call)
         if suppressed:
             self._tasks.spawn(self._reclaimer.execute(directive, suppressed))

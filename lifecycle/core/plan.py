@@ -90,6 +90,7 @@ def plan_reclaim(
     as_of: int,
     new_id: str,
     wanted_owner: Callable[[str], bool],
+    arriving_ns: int | None = None,
 ) -> Reclaim | Demote | None:
     """What to free now: dead chunks, shown by the cache, stored by our calls, not already asked for.
 
@@ -97,9 +98,11 @@ def plan_reclaim(
     what was dead before the oldest such call arrived and has waited for `UNKNOWN_HOLD_NS`: calls that follow
     each other closely must not hold it for ever. Demote instead of Reclaim while somebody we cannot see may
     use the same chunks. At most `MAX_KEYS` chunks, longest dead first, of contexts that `wanted_owner`
-    accepts. `as_of` is the position of the last event that `view` has seen.
+    accepts. `as_of` is the position of the last event that `view` has seen; `arriving_ns` is when the oldest
+    call came that it has not seen, and of whose chain nothing is known either.
     """
-    unknown_ns = view.oldest_unknown_ns(namespace)
+    unknown = [at for at in (view.oldest_unknown_ns(namespace), arriving_ns) if at is not None]
+    unknown_ns = min(unknown, default=None)
     doubt = others_may_use(view, namespace, now_ns)
     wanted = {FRESH} if doubt else {FRESH, DEMOTED}
     settled = (
