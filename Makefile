@@ -8,6 +8,7 @@ UPSTREAM ?=
 MODEL_PATH ?=
 TRACE ?= ../shared/data/traces/weka_claude_code_a.jsonl.gz
 SCRIPT ?=
+ONLY ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo test e2e corpus conformance check fmt golden bench peers harnesses docs clean
