@@ -233,9 +233,8 @@ class Reclaimer:
             if not unreferenced(key) or self._tracker.degraded or self._objection(namespace):
                 return False
             unknown_ns = contexts.index.oldest_unknown_ns(namespace)
-            if self._tracker.arriving and self._tracker.oldest_arriving_ns(namespace) is not None:
-                return False
-            if unknown_ns is not None and unknown_ns > began_ns:
+            came_since = unknown_ns is not None and unknown_ns >= began_ns
+            if came_since or self._tracker.oldest_arriving_ns(namespace) is not None:
                 return False
             if isinstance(directive, Demote):
                 return True

@@ -119,7 +119,7 @@ class Tracker:
         return self._waiting[0][1].at_ns if self._waiting else 0
 
     def oldest_arriving_ns(self, namespace: Namespace) -> int | None:
-        """Since when a call is forwarded to this cache that is not in the books yet; None if there is none."""
+        """Since when a call is under way to this cache that the books do not know yet; None if none is."""
         since = [at for other, at in self.arriving.values() if other.cache == namespace.cache]
         return min(since, default=None)
 

@@ -114,7 +114,6 @@ class Tracking:
         """
         call = TrackedCall(request, self._first_token, self._end)
         call.placed = self._place(request, beside)
-        self.tracker.arriving[call] = (request.namespace, self.tracker.clock.now_ns())
         call.asks_ids = self._mapper.asks_engine(request.asked, request.mode)
         labels = request.mode is Mode.ENFORCE and bool(self._reclaimer.capabilities.level)
         if labels and can_be_labelled(request.asked):
@@ -126,6 +125,7 @@ class Tracking:
                     self._post_arrival(call)
                     await call.planned.wait()
         if not call.posted:
+            self._expect(call)
             asyncio.get_running_loop().call_later(ARRIVAL_LAG_SECONDS, self._post_arrival, call)
         call.sent = True
         return call
@@ -370,6 +370,7 @@ class Tracking:
         """Behind what happened to the parent: a fork takes over the list of its last answered call."""
         if call.posted:
             return
+        self._expect(call)
         call.posted, parent, uid = True, call.request.identity.parent, call.request.uid
         # Only a fork's mapping waits, too: what the cache lacks must be asked before the engine stores it.
         maps = not parent or uid in self.tracker.contexts.states
@@ -378,6 +379,11 @@ class Tracking:
         self._post(call, lambda: self._arrive(call), behind=parent)
         if maps and call.mapping is None:
             call.mapping = self._tasks.run(self._map(call, uid))
+
+    def _expect(self, call: TrackedCall) -> None:
+        """Until its arrival is recorded nothing is freed that the call may need."""
+        since = (call.request.namespace, self.tracker.clock.now_ns())
+        self.tracker.arriving.setdefault(call, since)
 
     def _post(self, call: TrackedCall, job: Callable[[], Awaitable[None]], behind: str = "") -> None:
         """A call that cannot be followed counts as untracked: its chunks may be alive or dead."""

@@ -228,6 +228,42 @@ async def test_chunks_that_came_back_to_life_meanwhile_are_left_alone() -> None:
     assert record.result.skipped == len(split_keys(SHARED))
 
 
+async def test_a_call_that_was_forwarded_but_is_not_in_the_books_holds_what_it_may_need() -> None:
+    it = await scene()
+    async with running(it):
+        agent = await it.lived("a")
+        it.tracker.arriving["call"] = (NAMESPACE, it.clock.now_ns())
+        await agent.close()
+        await it.later(2.0)
+        other = await it.lived("b", "s9 u9")  # events enough for plans
+        await other.close()
+        assert not it.cache.asked
+        del it.tracker.arriving["call"]
+        await it.later(0.0)
+        await it.settled(1)
+    assert it.cache.chunks == {}
+
+
+@pytest.mark.parametrize("kind", ["on its way", "not mapped"])
+async def test_a_call_that_comes_before_the_delete_keeps_what_it_may_need(kind: str) -> None:
+    it = await scene()
+    it.cache.gate.clear()
+    async with running(it):
+        other = await it.lived("b", "s9 u9")
+        await (await it.lived("a")).close()
+        await asyncio.wait_for(it.cache.reached.wait(), 10)
+        if kind == "on its way":
+            it.tracker.arriving["call"] = (NAMESPACE, it.clock.now_ns())
+        else:
+            it.clock.advance(1)
+            await other.arrive("s1 u1", "c2")
+        it.cache.gate.set()
+        (first,) = await it.settled(1)
+    assert first.result is not None
+    assert (first.result.applied, first.result.skipped) == (0, len(split_keys(KEYS)))
+    assert set(split_keys(KEYS)) <= set(it.cache.chunks)
+
+
 @pytest.mark.parametrize("doubt", ["untracked", "unmapped"])
 async def test_a_doubt_that_begins_before_the_delete_makes_it_a_demotion(doubt: str) -> None:
     it = await scene()

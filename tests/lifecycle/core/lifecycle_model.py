@@ -397,9 +397,8 @@ class Model:
         if any(c.name == name for c in self.calls):
             return
         computed = completed or call.prefilled
-        if self.one_off or (call.closes and computed):
-            self.close()
-        elif call.reopened and not computed and not self.calls and not self.lines:
+        stays_closed = call.reopened and not computed and not self.calls and not self.lines
+        if self.one_off or (call.closes and computed) or stays_closed:
             self.close()
 
     def close(self) -> None:
