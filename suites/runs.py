@@ -26,7 +26,7 @@ MODEL = OPTIONS.model_name
 ONE_ANSWER = ("content-length", "date")
 """How headers begin that are another in every answer."""
 
-OURS = ("x-kv-", "server-timing")
+OURS = ("x-kv-", "server-timing", "x-request-id")
 """How the headers begin that the proxy adds, see `docs/wire.md`. The clients' cases show them, explained."""
 
 FORMATS = {"chat": "openai-chat", "Responses": "open-responses", "Messages": "anthropic"}

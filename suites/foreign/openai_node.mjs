@@ -8,8 +8,8 @@ const [baseURL, model] = process.argv.slice(2)
 const client = new OpenAI({ baseURL: `${baseURL}/v1`, apiKey: 'any', maxRetries: 0, timeout: 60_000 })
 
 const VOLATILE = new Set([
-  'id', 'call_id', 'cached_tokens', 'completed_at', 'created', 'created_at', 'item_id', 'request_id', '_request_id',
-  'prompt_tokens_details',
+  'id', 'call_id', 'cache_write_tokens', 'cached_tokens', 'completed_at', 'created', 'created_at', 'item_id', 'request_id',
+  '_request_id', 'prompt_tokens_details',
 ])
 const ONE_ANSWER = new Set(['date', 'content-length', 'x-request-id'])
 const SAID = 'Zeile eins\nline two: naïve 😀 café, 日本語'
