@@ -237,6 +237,7 @@ async def soak(kind: str, seconds: float, seed: int) -> list[str]:
                 await asyncio.sleep(seconds * 0.1)
                 fleet.stopping.set()
                 await load
+                await fleet.close_again((await proxy.ask())["names"])
                 after = await _at_rest(proxy, before)
                 for other in others[1:]:
                     other.cancel()
@@ -314,7 +315,7 @@ def _judge(
     for name in (name for name in before if name != "names"):
         print(f"- {name}: {before[name]:,.0f} before, {after[name]:,.0f} at rest")
     if after["open contexts"]:
-        print(f"- still open: {after['names']}")
+        print(f"- still open: {after['names'][:5]}")
     for fault in faults:
         print(f"- FAULT: {fault}")
     return faults

@@ -62,6 +62,8 @@ class Fleet:
         self._chance = random.Random(seed)
         self._num_calls = 0
         self._num_contexts = 0
+        self.hung_up_early: set[str] = set()
+        """Contexts a call of which may have reached the proxy behind the word that they are closed."""
         self.stopping = asyncio.Event()
 
     async def run(self, num_lanes: int, pause_seconds: float) -> None:
@@ -94,19 +96,28 @@ class Fleet:
                 fields.append('pin=("system";ttl=20)')
             if chance.random() < 0.5 and turn == turns - 1:
                 fields.append("close")
-            text = await self._call(messages, fields)
+            text = await self._call(context, messages, fields)
             messages = [*messages, {"role": "assistant", "content": text or "lost"}]
             messages.append({"role": "user", "content": f"turn {turn}"})
             await asyncio.sleep(chance.random() * 2 * pause_seconds)
         await self._close(context)
 
-    async def _call(self, messages: list[dict[str, str]], fields: list[str]) -> str:
+    async def close_again(self, contexts: list[str]) -> None:
+        """Close those of them that an early hang-up may have opened again."""
+        for context in contexts:
+            if context in self.hung_up_early:
+                self._ledger.counts["contexts closed again, opened by a call that its client gave up"] += 1
+                await self._close(context, "again")
+
+    async def _call(self, context: str, messages: list[dict[str, str]], fields: list[str]) -> str:
         """One call in one manner; what was said, if it was read to the end."""
         self._num_calls += 1
         number = self._num_calls
         call = f"{self._name}-call-{number}"
         streamed = self._chance.random() < 0.5
         manner = self._chance.choice(MANNERS)
+        if manner is Manner.HANGS_UP_EARLY:
+            self.hung_up_early.add(context)
         document = {"model": "toy", "messages": messages, "stream": streamed}
         headers = {
             "x-kv-lifecycle": ", ".join([*fields, f'call="{call}"']),
@@ -180,9 +191,9 @@ class Fleet:
             return status, bytes(body), True
         return status, bytes(body), False
 
-    async def _close(self, context: str) -> None:
+    async def _close(self, context: str, source: str = "end") -> None:
         """Close it by an operation, again until it is taken: the log may be away."""
-        document = {"source": f"{context}-end", "ops": [{"op": "close", "seq": 1, "ctx": context}]}
+        document = {"source": f"{context}-{source}", "ops": [{"op": "close", "seq": 1, "ctx": context}]}
         body = json.dumps(document).encode()
         for _ in range(120):
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):

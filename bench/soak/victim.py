@@ -106,11 +106,7 @@ def _held(up: Serving, cache: SoakCache) -> dict[str, Any]:
     gc.collect()
     return {
         "open contexts": sum(state.open for state in states),
-        "names": [
-            f"{state.key.context_id}: attempts {dict(state.attempts)}, in flight {len(state.flights)}"
-            for state in states
-            if state.open
-        ][:5],
+        "names": [state.key.context_id for state in states if state.open],
         "contexts in the books": len(states),
         "pins": sum(len(state.pins) for state in states),
         "holds in the cache": len(cache.far),
