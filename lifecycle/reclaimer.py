@@ -38,6 +38,13 @@ REST_PER_PLAN = 9.0
 SHORTEST_REST_SECONDS = 0.02
 """Rest after each plan all the same: every event asks for a plan, and the dead can wait for the next ones."""
 
+LOOK_SECONDS = 0.01
+NUM_LOOKS = 100
+"""A second: mapping a prompt takes less."""
+
+NUM_ATTEMPTS = 5
+"""How often a delete is asked for because calls came in the middle of it."""
+
 OBSERVED = "observe mode"
 """Why a directive of a context that is not enforced was not sent."""
 
@@ -209,13 +216,29 @@ class Reclaimer:
             reason = capabilities.unsupported.get(kind, f"{capabilities.driver} cannot {kind}")
             return DirectiveResult(outcome=DirectiveOutcome.UNSUPPORTED, reason=reason)
         try:
-            return await self._cache.execute(directive, self._may_still(directive), token_ids)
+            for _ in range(NUM_ATTEMPTS):
+                await self._calls_are_known(directive.namespace)
+                may, held_back = self._may_still(directive)
+                result = await self._cache.execute(directive, may, token_ids)
+                if not held_back():
+                    break
+            return result
         except Exception as error:
             log.exception("a directive failed", directive=directive.directive_id)
             return DirectiveResult(outcome=DirectiveOutcome.FAILED, reason=f"{type(error).__name__}: {error}")
 
-    def _may_still(self, directive: Directive) -> Callable[[bytes], bool]:
+    async def _calls_are_known(self, namespace: Namespace) -> None:
+        """Until it is known what each call under way refers to, but no longer than a second."""
+        for _ in range(NUM_LOOKS):
+            known = self._tracker.contexts.index.oldest_unknown_ns(namespace) is None
+            if known and self._tracker.oldest_arriving_ns(namespace) is None:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _may_still(self, directive: Directive) -> tuple[Callable[[bytes], bool], Callable[[], bool]]:
         """The question before each delete: is what the plan rested on true at this moment?
+
+        With it comes another one: was something held back for a call of which too little is known yet?
 
         A delete takes seconds. Meanwhile a call may refer to a chunk again or have come of which nobody knows
         yet what it refers to, the log may fail (then nobody knows either), the cache may have become one not
@@ -226,15 +249,16 @@ class Reclaimer:
         unreferenced = contexts.index.still_dead(namespace)
         began_ns = self._tracker.clock.now_ns()
         looked_at = -1
-        doubted = False
+        doubted = held_back = False
 
         def may(key: bytes) -> bool:
-            nonlocal looked_at, doubted
+            nonlocal looked_at, doubted, held_back
             if not unreferenced(key) or self._tracker.degraded or self._objection(namespace):
                 return False
             unknown_ns = contexts.index.oldest_unknown_ns(namespace)
             came_since = unknown_ns is not None and unknown_ns >= began_ns
             if came_since or self._tracker.oldest_arriving_ns(namespace) is not None:
+                held_back = True
                 return False
             if isinstance(directive, Demote):
                 return True
@@ -244,7 +268,7 @@ class Reclaimer:
                 doubted = bool(others_may_use(contexts.index, namespace, now_ns))
             return not doubted
 
-        return may
+        return may, lambda: held_back
 
     async def settle(self, directive: Directive, result: DirectiveResult) -> None:
         """Record an outcome; waits for the log as long as it takes."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.opencode_hooks import opencode_facts
+from proxy.opencode_hooks import opencode_fact
 
 PLUGIN = Path(__file__).parents[2] / "proxy" / "opencode_plugin.js"
 TEXT = "a title that nobody else is to see"
@@ -121,8 +121,8 @@ def test_events_reach_the_proxy_in_order_and_without_text(listener, tmp_path):
 def test_each_event_is_one_that_the_proxy_reads(listener, tmp_path):
     run(provider(f"http://127.0.0.1:{listener.server_port}"), list(CALLS.values()), tmp_path)
     first, *others = [body for _, _, body in listener.told]
-    assert not opencode_facts(first)
-    assert all(opencode_facts(body) for body in others)
+    assert not opencode_fact(first)
+    assert all(opencode_fact(body) for body in others)
 
 
 @needs_node
