@@ -8,7 +8,7 @@ os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENHANDS_SUPPRESS_BANNE
 from openhands.sdk import LLM, Agent, Conversation, LLMSummarizingCondenser
 from openhands.sdk.llm import Message, TextContent
 from openhands.sdk.llm.call_context import LLMCallContext
-from proxy_view import contexts, eventually, mismatches, operations, run_page
+from proxy_view import contexts, eventually, mismatches, operations, parent, run_page
 
 from kvtether.adapters.openhands import KVTetherLLM, end
 
@@ -84,7 +84,7 @@ class Conversations(unittest.TestCase):
         self.assertEqual(len(rows), 2)
         for row in rows:
             self.assertEqual(mismatches(row["context_id"]), 0)
-            self.assertFalse(row["parent"])
+            self.assertFalse(parent(row["context_id"]))
         for talk in talks:
             talk.close()
             end(talk.id)

@@ -27,6 +27,12 @@ def operations(name: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in each.items() if k not in ("seq", "ctx")} for each in applied]
 
 
+def parent(name: str) -> str:
+    """Uid of the context that it works for, empty for none."""
+    found: str = _get(f"/contexts/{contexts(name)[name]['uid']}")["parent_uid"]
+    return found
+
+
 def mismatches(name: str) -> int:
     """How often a list did not have the length that was declared."""
     uid = contexts(name)[name]["uid"]
