@@ -73,10 +73,11 @@ async def test_an_agent_with_tools_sends_its_list_and_is_found_by_its_calls(worl
 
 
 async def test_what_a_response_stands_for_is_forgotten_and_said(world: World) -> None:
-    first, _ = await respond(world, lifecycle(ctx=prose(1)), input=prose(20))
+    question = prose(20)
+    first, _ = await respond(world, lifecycle(ctx=prose(1)), input=question)
     direct = await world.http.post(
         f"{world.cache.stack.upstream_url}/v1/responses",
-        json={"model": world.cache.stack.options.model_name, "input": prose(20), "max_output_tokens": 5},
+        json={"model": world.cache.stack.options.model_name, "input": question, "max_output_tokens": 5},
     )
     second, context = await respond(world, {}, input="go on", previous_response_id=direct.json()["id"])
     mapped = await world.until(lambda: len(world.events(CallMapped)) == 2 and world.events(CallMapped))
