@@ -217,7 +217,8 @@ class Reclaimer:
             return DirectiveResult(outcome=DirectiveOutcome.UNSUPPORTED, reason=reason)
         try:
             for _ in range(NUM_ATTEMPTS):
-                await self._calls_are_known(directive.namespace)
+                if isinstance(directive, Reclaim | Demote):  # a pin takes nothing from any call
+                    await self._calls_are_known(directive.namespace)
                 may, held_back = self._may_still(directive)
                 result = await self._cache.execute(directive, may, token_ids)
                 if not held_back():
