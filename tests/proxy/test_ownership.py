@@ -23,7 +23,7 @@ from lifecycle.store.opening import OpenLog, open_log
 from lifecycle.tracker import Tracker
 from proxy.ownership import Office
 from tests.lifecycle.fake_cache import FakeCache
-from tests.lifecycle.lives import Agent, GatedLog, ManualClock, books, replayed_beside
+from tests.lifecycle.lives import Agent, GatedLog, ManualClock, books, replayed
 from tests.lifecycle.store.redis_process import place_in_shared_redis
 from tests.proxy.toy_model import CHUNK
 from tests.proxy.whole_proxy import SECONDS, Message, Whole, assistant, lifecycle, system, user, whole_proxy
@@ -72,15 +72,14 @@ class Two:
         """Until each has read what all recorded; answers the log's events."""
         async with asyncio.timeout(SECONDS):
             while True:
-                heads = {await p.runtime.event_log.head() for p in proxies}
-                if {p.runtime.tracker.contexts.position for p in proxies} == heads:
+                for proxy in proxies:
+                    await proxy.runtime.tracker.catch_up()
+                again = await replayed(proxies[0].runtime.event_log)
+                # They can be compared where all are at one place: nothing is awaited between the looks.
+                read = [again, *(proxy.runtime.tracker.contexts for proxy in proxies)]
+                if len({contexts.position for contexts in read}) == 1:
                     break
-                await asyncio.sleep(0.02)
-        again = await replayed_beside(proxies[0].runtime.tracker, proxies[0].runtime.event_log)
-        for proxy in proxies:
-            await proxy.runtime.tracker.catch_up()
-        assert len({books(p.runtime.tracker.contexts) for p in proxies}) == 1
-        assert again.position
+        assert len({books(contexts) for contexts in read}) == 1
         return [r.event for r in await proxies[0].recorded()]
 
 
