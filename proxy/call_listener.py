@@ -26,10 +26,10 @@ class CallObserver(Protocol):
         ...
 
     def on_end(self, end: CallEnd, facts: AnswerFacts, reason: str) -> None:
-        """The call is over; called exactly once, before the last bytes reach the client.
+        """The call is over; called exactly once, and before anything is read that a client sends after it
+        has read the whole answer.
 
-        So whatever a client sends after it has read the whole answer arrives behind this. `reason` is
-        empty for COMPLETED, and in our words. An answer that is an error is FAILED.
+        `reason` is empty for COMPLETED, and in our words. An answer that is an error is FAILED.
         """
         ...
 
@@ -52,18 +52,19 @@ class ContentHeaders:
 
 
 class CallListener:
-    """The observer and its tap, fenced off: whatever they raise ends the listening, never the answer."""
+    """The observer, if there is one, and its tap, fenced off: whatever they raise ends the listening, never
+    the answer."""
 
-    def __init__(self, observer: CallObserver | None) -> None:
+    def __init__(self, observer: CallObserver | None = None) -> None:
         self.outcome: ForwardOutcome | None = None
-        self._observer = observer
+        self.observer = observer
         self._tap: AnswerTap | None = None
         self._status = 0
         self._first_token_told = False
 
     def head(self, status: int, content: ContentHeaders) -> None:
         self._status = status
-        if self._observer is None:
+        if self.observer is None:
             return
         self._tap = AnswerTap(status, content.type, content.encoding)
         self._guarded(lambda observer: observer.on_head(status))
@@ -111,9 +112,9 @@ class CallListener:
             self.end(CallEnd.COMPLETED, "")
 
     def _guarded(self, tell: Callable[[CallObserver], None]) -> None:
-        if self._observer is None:
+        if self.observer is None:
             return
         try:
-            tell(self._observer)
+            tell(self.observer)
         except Exception:
             logger.exception("an observer failed")

@@ -35,13 +35,12 @@ READERS: Mapping[str, CallReader] = {
 """By path."""
 
 
-def parse_calls(path: str, body: bytes, hasher: MessageHasher) -> Sequence[FollowedCall]:
-    """Read a body. Raises `NotFollowed`. Takes some milliseconds a megabyte."""
+def calls_of(path: str, document: object, hasher: MessageHasher) -> Sequence[FollowedCall]:
+    """The calls that a decoded body asks for. Raises `NotFollowed`. Takes some milliseconds a megabyte."""
     reader = READERS.get(path)
     if reader is None:
         raise NotFollowed(f"{path} is not followed")
     try:
-        document = decode_body(body)
         if not isinstance(document, dict):
             raise NotFollowed("the body is no JSON object")
         return reader(document, hasher)
@@ -49,8 +48,26 @@ def parse_calls(path: str, body: bytes, hasher: MessageHasher) -> Sequence[Follo
         raise NotFollowed(f"{path} is not followed: {reason}") from reason
 
 
-async def read_calls(path: str, body: bytes, hasher: MessageHasher) -> Sequence[FollowedCall]:
-    """`parse_calls`, off the event loop for large bodies."""
+def parse_calls(path: str, body: bytes, hasher: MessageHasher) -> Sequence[FollowedCall]:
+    """`calls_of` a body as it came. Raises `NotFollowed`."""
+    try:
+        document = decode_body(body)
+    except NotFollowed:
+        document = None
+    return calls_of(path, document, hasher)
+
+
+async def decode_request(body: bytes) -> object:
+    """`decode_body`, off the event loop for large bodies. Raises `NotFollowed`."""
     if len(body) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(parse_calls, path, body, hasher)
-    return parse_calls(path, body, hasher)
+        return await asyncio.to_thread(decode_body, body)
+    return decode_body(body)
+
+
+async def read_calls(
+    path: str, document: object, size_bytes: int, hasher: MessageHasher
+) -> Sequence[FollowedCall]:
+    """`calls_of`, off the event loop for large bodies."""
+    if size_bytes > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(calls_of, path, document, hasher)
+    return calls_of(path, document, hasher)

@@ -1,9 +1,8 @@
 """The data listener: the engine's whole surface, with the lifecycle of calls beside it."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence, Set
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 import structlog
@@ -13,11 +12,12 @@ from lifecycle.vocabulary import BACKEND_HEADER, CACHE_SALT, MAX_OFFLOAD_TOKENS,
 from proxy.auth import Authenticator, Caller, KeyScope
 from proxy.backends import Backends, Route
 from proxy.body_edit import RETURN_TOKEN_IDS, RequestEdit, edit_request_body
-from proxy.call_readers import OFF_LOOP_BYTES, READERS, read_calls
+from proxy.call_listener import CallObserver
+from proxy.call_readers import READERS, decode_request, read_calls
 from proxy.engine_admin import is_engine_admin
 from proxy.engine_connection import SWITCHING_PROTOCOLS, Headers
 from proxy.errors import ClientGone, InvalidRequest, ProxyError
-from proxy.followed_call import FollowedCall, MessageHasher, NotFollowed, decode_body
+from proxy.followed_call import MessageHasher, NotFollowed
 from proxy.forward import Send, forward_call, pipe, raw_target, request_headers
 from proxy.harness import harness_of
 from proxy.harness_identity import read_harness_call
@@ -99,6 +99,7 @@ class DataApp:
         self._normalising = normalising
         self._salted = salted
         self._max_body_bytes = max_body_bytes
+        self._held_by_mode = {mode: metrics.held_seconds.labels(mode) for mode in Mode}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. Every answer is the engine's, except for `/kv/v1` and our own refusals."""
@@ -183,101 +184,141 @@ class DataApp:
         given = await read_body(scope, receive, self._max_body_bytes)
         arrived = time.perf_counter()
         normalised = await self._normalising.body(scope["path"], caller.tenant, given)
-        body = normalised.body
-        mode = Mode.BYPASS
-        calls: Sequence[TrackedCall] = ()
-        model = salt = ""
-        untracked: list[Namespace] = []
-        try:
-            asked, reason = await self._asked(scope["path"], normalised)
-            model, client_salt = (
-                (asked[0].model, asked[0].document.get(CACHE_SALT)) if asked else await _hints(body)
-            )
-            salt = self.salt(caller.tenant, client_salt)
-            mode = self._modes.of(model, caller.tenant)
-            the_request().asks_for(model)
-            namespace = self._tracking.namespace(model, salt)
-            if asked and mode is not Mode.BYPASS:
-                calls = await self._begin(caller.tenant, namespace, asked, scope["headers"])
-            else:
-                reason = "bypass" if mode is Mode.BYPASS else reason
-                self._metrics.untracked.inc()
-                untracked.append(namespace)
-                if self._tracking.untracked.knows(model):
-                    self._tracking.untracked.note(untracked.pop(), reason)
-        except Exception:
-            # The lifecycle side may be broken in any way: the answer is the engine's all the same.
-            log.exception("a call is not tracked", path=scope["path"])
-            salt = self.salt(caller.tenant, (await _hints(body))[1])
-            with suppress(Exception):
-                self._tracking.untracked.note(None, "tracking failed")
-        call = calls[0] if calls else None
-        edit = self._edit(salt, call)
-        edited = await edit_request_body(body, edit)
+        asked = _Inference(caller.tenant, scope, normalised)
+        await self._look_at(asked)
+        # What nothing is added to may leave before it is known whose it is. With several engines its place
+        # follows from that.
+        leaves_first = asked.mode is Mode.OBSERVE and not self._backends.several
+        if not leaves_first:
+            await self._follow(asked)
+        edited = await edit_request_body(normalised.body, self._edit(asked.salt, asked.call))
         held = time.perf_counter() - arrived
-        self._metrics.held_seconds.labels(mode).observe(held)
+        self._held_by_mode[asked.mode].observe(held)
         record = the_request()
-        record.held_seconds, record.mode, record.speaks = held, mode.value, mode is not Mode.BYPASS
+        record.held_seconds, record.mode, record.speaks = (
+            held,
+            asked.mode.value,
+            asked.mode is not Mode.BYPASS,
+        )
         record.normalised = tuple(normalised.counts)
-        if call is not None:
-            record.context, record.call = call.request.identity.context_id, call.request.call_id
-
-        route = self._route(caller.tenant, model, calls, scope["headers"])
+        route = self._route(caller.tenant, asked.model, asked.calls, scope["headers"])
 
         def added() -> Headers:
-            ours = [*call.response_headers()] if call is not None else []
+            ours = [*asked.call.response_headers()] if asked.call is not None else []
             if self._backends.several:
                 ours.append((_BACKEND_HEADER, route.taken_by.encode()))
             return [*ours, (b"server-timing", f"kvtether;dur={held * 1000:.2f}".encode())]
 
-        outcome = await forward_call(
-            scope,
-            receive,
-            send,
-            self._observed(route),
-            edited.body,
-            credentials=self._auth.upstream_credentials(),
-            response_headers=added if mode is not Mode.BYPASS else None,
-            observer=record.listening(TrackedBatch(calls) if len(calls) > 1 else call),
-            cut_ids=call is not None and call.asks_ids,
-        )
+        with ExitStack() as unknown:
+            if leaves_first:
+                unknown.enter_context(self._tracking.expecting(asked.namespace))
+
+            async def listener() -> CallObserver | None:
+                if leaves_first:
+                    await self._follow(asked, has_left=True)
+                    unknown.close()
+                call = asked.call
+                if call is None:
+                    return None
+                record.context, record.call = call.request.identity.context_id, call.request.call_id
+                return record.listening(TrackedBatch(asked.calls) if len(asked.calls) > 1 else call)
+
+            outcome = await forward_call(
+                scope,
+                receive,
+                send,
+                self._observed(route),
+                edited.body,
+                credentials=self._auth.upstream_credentials(),
+                response_headers=added if asked.mode is not Mode.BYPASS else None,
+                listener=listener,
+                cut_ids=asked.call is not None and asked.call.asks_ids,
+            )
         record.ended(outcome)
+        call = asked.call
         if call is not None and call.mapping is not None and call.mapping.done():
             record.mapping = call.mapping_kind
-        if untracked and 0 < outcome.status < FIRST_ERROR_STATUS:
+        if asked.untracked is not None and 0 < outcome.status < FIRST_ERROR_STATUS:
             # A name that is not ours held us up only if the engine knew it: a typo must not stop reclaim.
-            self._tracking.untracked.note(untracked[0], f"inference of {untracked[0].model!r}")
+            self._tracking.untracked.note(asked.untracked, f"inference of {asked.untracked.model!r}")
 
-    async def _asked(self, path: str, given: Normalised) -> tuple[Sequence[FollowedCall], str]:
-        """The calls if they can be followed, or why not; reading is spared while everything is bypassed."""
-        if self._modes.pipes_everything:
-            return (), "bypass"
+    async def _look_at(self, asked: "_Inference") -> None:
+        """Which model and salt, and so which mode. Never raises: what cannot be read is forwarded."""
+        client_salt: object = None
         try:
-            asked = await read_calls(path, given.body, self._hasher)
-            seen = {
-                "model": self._tracking.served(asked[0].model),
-                "size_bytes": len(given.body),
-                "normalised": tuple(sorted(given.counts)),
-            }
-            return [msgspec.structs.replace(each, **seen) for each in asked], ""
-        except NotFollowed as reason:
-            return (), str(reason)
+            with suppress(NotFollowed):
+                asked.document = await decode_request(asked.body)
+            if isinstance(asked.document, dict):
+                model, client_salt = asked.document.get("model"), asked.document.get(CACHE_SALT)
+                asked.named = model if isinstance(model, str) else ""
+            asked.salt = self.salt(asked.tenant, client_salt)
+            asked.takes(self._tracking.served(asked.named) if asked.path in READERS else asked.named)
+            asked.namespace = self._tracking.namespace(asked.model, asked.salt)
+            asked.mode = self._modes.of(asked.model, asked.tenant)
+        except Exception:
+            # The lifecycle side may be broken in any way: the answer is the engine's all the same.
+            log.exception("a call is not tracked", path=asked.path)
+            self._not_tracked(asked)
+            asked.salt = self.salt(asked.tenant, client_salt)
 
-    async def _begin(
-        self, tenant: str, namespace: Namespace, asked: Sequence[FollowedCall], headers: Headers
-    ) -> Sequence[TrackedCall]:
-        said = read_lifecycle_fields(headers, asked[0].lifecycle)
-        said = msgspec.structs.replace(said, pins=(*asked[0].pins, *said.pins))
-        harness, of_harness = harness_of(headers), read_harness_call(headers, asked[0].document)
+    async def _follow(self, asked: "_Inference", *, has_left: bool = False) -> None:
+        """Find whose calls these are and take them in, or note that nobody follows them. Never raises."""
+        if asked.broken:
+            return
+        try:
+            reason = "bypass"
+            if asked.mode is not Mode.BYPASS:
+                try:
+                    asked.calls = await self._begin(asked, has_left)
+                except NotFollowed as refusal:
+                    reason = str(refusal)
+                else:
+                    return
+            self._metrics.untracked.inc()
+            asked.takes(asked.named)
+            namespace = self._tracking.namespace(asked.model, asked.salt)
+            if self._tracking.untracked.knows(asked.model):
+                self._tracking.untracked.note(namespace, reason)
+            else:
+                asked.untracked = namespace
+        except Exception:
+            log.exception("a call is not tracked", path=asked.path)
+            self._not_tracked(asked)
+
+    def _not_tracked(self, asked: "_Inference") -> None:
+        asked.broken = True
+        with suppress(Exception):
+            self._tracking.untracked.note(None, "tracking failed")
+
+    async def _begin(self, asked: "_Inference", has_left: bool) -> Sequence[TrackedCall]:
+        """Raises `NotFollowed`."""
+        size_bytes, tenant = len(asked.body), asked.tenant
+        found = await read_calls(asked.path, asked.document, size_bytes, self._hasher)
+        seen = {
+            "model": self._tracking.served(found[0].model),
+            "size_bytes": size_bytes,
+            "normalised": tuple(sorted(asked.normalised.counts)),
+        }
+        calls = [msgspec.structs.replace(each, **seen) for each in found]
+        said = read_lifecycle_fields(asked.headers, calls[0].lifecycle)
+        if calls[0].pins:
+            said = msgspec.structs.replace(said, pins=(*calls[0].pins, *said.pins))
+        harness, of_harness = harness_of(asked.headers), read_harness_call(asked.headers, calls[0].document)
         of_harness = self._hooks.told_of(tenant, of_harness)
         requests = [
             self._tracking.calls.request(
-                tenant, namespace, each, fields_of_prompt(said, at, len(asked)), harness, of_harness
+                tenant,
+                asked.namespace,
+                each,
+                fields_of_prompt(said, at, len(calls)),
+                harness,
+                of_harness,
             )
-            for at, each in enumerate(asked)
+            for at, each in enumerate(calls)
         ]
-        first = await self._tracking.begin(requests[0])
-        return [first, *[await self._tracking.begin(each, first.placed) for each in requests[1:]]]
+        first = await self._tracking.begin(requests[0], has_left=has_left)
+        more = [await self._tracking.begin(each, first.placed, has_left=has_left) for each in requests[1:]]
+        return [first, *more]
 
     def _route(self, tenant: str, model: str, calls: Sequence[TrackedCall], headers: Headers) -> Route:
         if not self._backends.several:
@@ -308,16 +349,36 @@ class DataApp:
         return self._hasher.salt(tenant, chosen)
 
 
-async def _hints(body: bytes) -> tuple[str, object]:
-    """Model and client's salt of a body that is not followed, as far as it can be read; off the event loop
-    for large bodies."""
-    try:
-        document = (
-            await asyncio.to_thread(decode_body, body) if len(body) > OFF_LOOP_BYTES else decode_body(body)
-        )
-    except NotFollowed:
-        return "", None
-    if not isinstance(document, dict):
-        return "", None
-    model = document.get("model")
-    return model if isinstance(model, str) else "", document.get(CACHE_SALT)
+class _Inference:
+    """A request for inference, and what is known of it by now.
+
+    `named` is the model by the client's word, `model` the one that it means. `untracked` is the cache that it
+    uses without being followed, if the engine takes it; `broken` says that the lifecycle side failed over it.
+    """
+
+    def __init__(self, tenant: str, scope: Scope, normalised: Normalised) -> None:
+        self.tenant = tenant
+        self.path: str = scope["path"]
+        self.headers: Headers = scope["headers"]
+        self.normalised = normalised
+        self.document: object = None
+        self.named = self.model = self.salt = ""
+        self.namespace = Namespace("")
+        self.mode = Mode.BYPASS
+        self.calls: Sequence[TrackedCall] = ()
+        self.untracked: Namespace | None = None
+        self.broken = False
+
+    @property
+    def body(self) -> bytes:
+        return self.normalised.body
+
+    @property
+    def call(self) -> TrackedCall | None:
+        """The first of its calls, None where it is not followed."""
+        return self.calls[0] if self.calls else None
+
+    def takes(self, model: str) -> None:
+        """It means that model."""
+        self.model = model
+        the_request().asks_for(model)

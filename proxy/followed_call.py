@@ -146,14 +146,16 @@ class MessageHasher:
         calls = canonical.get("tool_calls")
         return MessageShape(
             fact=MessageFact(digest.digest(), role),
-            echo=self.echo(message) if role == "assistant" else b"",
+            echo=self._echo_of(canonical) if role == "assistant" else b"",
             tool_call_ids=_call_ids(calls) if role == "assistant" else (),
             answers=answers if isinstance(answers, str) and role == "tool" else "",
         )
 
     def echo(self, message: Mapping[str, Any]) -> bytes:
         """Digest of what a client is sure to send back of an assistant message; empty if that is nothing."""
-        canonical = _canonical_message(message)
+        return self._echo_of(_canonical_message(message))
+
+    def _echo_of(self, canonical: Mapping[str, Any]) -> bytes:
         content = canonical.get("content")
         if isinstance(content, str):
             content = content.rpartition(_END_OF_THINKING)[2].strip()
@@ -236,7 +238,11 @@ def decode_body(body: bytes) -> object:
             raise NotFollowed("the body is no JSON") from error
 
 
-def _canonical_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _canonical_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    is_plain = len(message) == 2 and "role" in message and isinstance(content, str)
+    if is_plain and content and not content.startswith(BILLING_HEADER):
+        return message  # as most are
     canonical = {
         name: value
         for name, value in message.items()

@@ -104,12 +104,13 @@ async def forward_call(
     *,
     credentials: UpstreamCredentials | None = None,
     response_headers: Callable[[], Headers] | None = None,
-    observer: CallObserver | None = None,
+    listener: Callable[[], Awaitable[CallObserver | None]] | None = None,
     cut_ids: bool = False,
 ) -> ForwardOutcome:
-    """Send `body` as this request's and relay the answer while `observer` listens.
+    """Send `body` as this request's and relay the answer while somebody listens.
 
-    `response_headers` is asked once, when the answer's head has come; its headers are appended.
+    `listener` is asked who does while the body is on its way; the answer waits for that, nothing before it
+    does. `response_headers` is asked once, when the answer's head has come; its headers are appended.
     `cut_ids` takes the token ids that we asked for out of a successful answer (the tap still sees them);
     each event then waits for its end, and the engine is asked not to compress.
     """
@@ -119,8 +120,8 @@ async def forward_call(
     request = UpstreamRequest(
         method=scope["method"], raw_target=raw_target(scope), headers=headers, body=body
     )
-    exchange = _Exchange(send, upstream, request, response_headers, observer, cut_ids)
-    return await _race(exchange, hang_up(receive))
+    exchange = _Exchange(send, upstream, request, response_headers, cut_ids)
+    return await _race(exchange, hang_up(receive), listener)
 
 
 def raw_target(scope: Scope) -> bytes:
@@ -139,13 +140,14 @@ class _Exchange:
         upstream: Upstream,
         request: UpstreamRequest,
         response_headers: Callable[[], Headers] | None = None,
-        observer: CallObserver | None = None,
         cut_ids: bool = False,
         tunnel: Tunnel | None = None,
     ) -> None:
         self.started = False
         self.delivered = False
-        self.listener = CallListener(observer)
+        self.listener = CallListener()
+        self.heard = asyncio.Event()
+        """Set when it is known who listens: before that nothing of the answer passes."""
         self._send = send
         self._upstream = upstream
         self._request = request
@@ -163,10 +165,12 @@ class _Exchange:
             response = await self._upstream.open(self._request)
         except UpstreamError as error:
             logger.warning("%s: %s", error, error.__cause__)
+            await self.heard.wait()
             self.listener.end(CallEnd.FAILED, str(error))
             await self.refuse(error)
             return
         try:
+            await self.heard.wait()
             if self._tunnel is not None and response.status == SWITCHING_PROTOCOLS:
                 self.listener.head(response.status, ContentHeaders(response.headers))
                 await self._tunnel.run()
@@ -220,9 +224,14 @@ class _Exchange:
             await self._finish(b"")
 
     async def _finish(self, last: bytes) -> None:
-        self.listener.complete()
+        """The last bytes leave, then the end is told: before anything is read that follows from them, for
+        this turn of the loop is not over, or, where the client is slow, the next one begins with it."""
+        asyncio.get_running_loop().call_soon(self.listener.complete)
         self.delivered = True
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        try:
+            await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        finally:
+            self.listener.complete()
 
     def _answer_headers(self, response: UpstreamResponse, *, resized: bool) -> list[tuple[bytes, bytes]]:
         dropped = resized or response.status in _NO_BODY_STATUSES
@@ -264,13 +273,21 @@ class _DocumentCutter:
         return cut_engine_ids(b"".join(self._pieces)).body
 
 
-async def _race(exchange: _Exchange, watch: Coroutine[Any, Any, ProxyError]) -> ForwardOutcome:
+async def _race(
+    exchange: _Exchange,
+    watch: Coroutine[Any, Any, ProxyError],
+    listener: Callable[[], Awaitable[CallObserver | None]] | None = None,
+) -> ForwardOutcome:
     """Run the exchange until it is over or `watch` says it is pointless; then stop the engine at once."""
     cause: ProxyError = ClientGone("the client hung up")
     try:
         async with asyncio.TaskGroup() as group:
             worker = group.create_task(exchange.run())
             watcher = group.create_task(watch)
+            if listener is not None:
+                await asyncio.sleep(0)  # the worker's turn: the body leaves
+                await _find_listener(exchange.listener, listener)
+            exchange.heard.set()
             await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
             if watcher.done() and not watcher.cancelled():
                 cause = watcher.result()
@@ -285,3 +302,10 @@ async def _race(exchange: _Exchange, watch: Coroutine[Any, Any, ProxyError]) -> 
         await exchange.refuse(cause)
     assert exchange.listener.outcome is not None
     return exchange.listener.outcome
+
+
+async def _find_listener(ears: CallListener, listener: Callable[[], Awaitable[CallObserver | None]]) -> None:
+    try:
+        ears.observer = await listener()
+    except Exception:
+        logger.exception("nobody listens to this answer")

@@ -10,7 +10,7 @@ import structlog
 from engine_bridge.errors import BridgeError
 from engine_bridge.mapping.ranges import MappedPrompt
 from lifecycle.core.observations import PromptMapping
-from lifecycle.vocabulary import MappingKind, Mode
+from lifecycle.vocabulary import MappingKind
 from proxy.followed_call import FollowedCall
 from proxy.models import MappedModel
 from proxy.prefix_lint import PrefixLint
@@ -37,12 +37,12 @@ class PromptMapper:
         self._start_seconds = start_seconds
         self._waits_until = 0.0
 
-    def asks_engine(self, asked: FollowedCall, mode: Mode) -> bool:
-        """Whether the engine must be asked for its ids, which edits body and answer: in enforce only, for
-        models without another way, and not where the client asks for them itself."""
+    def asks_engine(self, asked: FollowedCall) -> bool:
+        """Whether an enforced call must ask the engine for its ids, which edits body and answer: for models
+        without another way, and not where the client asks for them itself."""
         model = self._models.get(asked.model)
         by_ids = model is not None and model.engine_ids is not None and _tells_ids(asked)
-        return by_ids and mode is Mode.ENFORCE and not asked.wants_token_ids
+        return by_ids and not asked.wants_token_ids
 
     async def map(self, call: TrackedCall, uid: str) -> MappedPrompt | Unmapped:
         """The prompt of a call of context `uid`. With the engine's ids: when the answer has come."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from engine_bridge.mapping.ranges import MappedPrompt
-from engine_bridge.verifier import Before
+from engine_bridge.verifier import Before, ComputedCall
 from lifecycle.core.ids import Namespace
 from lifecycle.core.observations import AnswerFact, Beside
 from lifecycle.vocabulary import (
@@ -21,7 +21,7 @@ from lifecycle.vocabulary import (
     PrefixBreak,
 )
 from proxy.affinity import Placed
-from proxy.answer_facts import AnswerFacts
+from proxy.answer_facts import AnswerFacts, Usage
 from proxy.body_edit import ENGINE_EXTRA_ARGS, SESSION_ID
 from proxy.followed_call import FollowedCall
 from proxy.identity import Identity
@@ -136,3 +136,24 @@ def can_be_labelled(asked: FollowedCall) -> bool:
     if asked.num_prompts > 1 or (isinstance(extra, dict) and REPORT_MODE in extra):
         return False
     return bool(asked.label_field) and asked.document.get(asked.label_field) is None
+
+
+def computed_call(call: TrackedCall, mapped: MappedPrompt, end: CallEnd, usage: Usage) -> ComputedCall:
+    """What a call that is over had the engine compute."""
+    return ComputedCall(
+        uid=call.uid,
+        call_id=call.request.call_id,
+        attempt=call.attempt,
+        namespace=call.request.namespace,
+        keys=mapped.chunk_keys,
+        token_ids=mapped.token_ids,
+        num_tokens=mapped.num_tokens,
+        chunk_size=mapped.chunk_tokens,
+        before=call.before,
+        session_id=call.session_id,
+        cached_tokens=-1 if usage.cached_tokens is None else usage.cached_tokens,
+        completed=end is CallEnd.COMPLETED,
+        output_tokens=usage.completion_tokens,
+        num_choices=call.request.asked.num_choices,
+        stored_limit=call.bypass_from_token,
+    )

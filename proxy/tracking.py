@@ -5,14 +5,14 @@ Whatever fails here makes the call untracked, which stops reclaim around it; the
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import structlog
 
 from engine_bridge.errors import BridgeError
 from engine_bridge.mapping.ranges import MappedPrompt
-from engine_bridge.verifier import ComputedCall, Verifier
+from engine_bridge.verifier import Verifier
 from lifecycle.core.directives import DirectiveResult
 from lifecycle.core.events import CallArrived, CallMapped
 from lifecycle.core.ids import ContextKey, Namespace
@@ -48,7 +48,7 @@ from proxy.prompt_mapper import PromptMapper
 from proxy.relatives import Relatives
 from proxy.shared_lineage import SharedLineage
 from proxy.tasks import Tasks
-from proxy.tracked_call import CallRequest, TrackedCall, Unmapped, can_be_labelled
+from proxy.tracked_call import CallRequest, TrackedCall, Unmapped, can_be_labelled, computed_call
 from proxy.untracked import UntrackedNotes
 
 log = structlog.get_logger(__name__)
@@ -106,19 +106,32 @@ class Tracking:
         """The model that a call means: if it names none, the only one there is."""
         return model or (next(iter(self._models)) if len(self._models) == 1 else "")
 
-    async def begin(self, request: CallRequest, beside: Placed | None = None) -> TrackedCall:
-        """Take a call in; answers when its body may leave.
+    @contextmanager
+    def expecting(self, namespace: Namespace) -> Iterator[None]:
+        """A call's body leaves before anybody knows whose it is: while the block runs nothing is freed that
+        it may need."""
+        unknown = object()
+        self.tracker.arriving[unknown] = (namespace, self.tracker.clock.now_ns())
+        try:
+            yield
+        finally:
+            del self.tracker.arriving[unknown]
+
+    async def begin(
+        self, request: CallRequest, beside: Placed | None = None, *, has_left: bool = False
+    ) -> TrackedCall:
+        """Take a call in; answers when its body may leave, unless it `has_left` already.
 
         That is at once, unless (in enforce) its plan may add a hint, or it names an operation sent before
         it: then when that is recorded, and no later than the plan's wait. `beside`: see `Placing.place`.
         """
         call = TrackedCall(request, self._first_token, self._end)
         call.placed = self._place(request, beside)
-        call.asks_ids = self._mapper.asks_engine(request.asked, request.mode)
-        labels = request.mode is Mode.ENFORCE and bool(self._reclaimer.capabilities.level)
-        if labels and can_be_labelled(request.asked):
+        enforces = request.mode is Mode.ENFORCE and not has_left
+        call.asks_ids = enforces and self._mapper.asks_engine(request.asked)
+        if enforces and self._reclaimer.capabilities.level and can_be_labelled(request.asked):
             call.session_id = self._ids.new("s")
-        if request.mode is Mode.ENFORCE and request.awaits_plan:
+        if enforces and request.awaits_plan:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._plan_wait_seconds):
                     await self.declarations.taken_in_before(request)
@@ -342,25 +355,8 @@ class Tracking:
             self._tasks.spawn(self._verify(call, result, end, usage))
 
     async def _verify(self, call: TrackedCall, mapped: MappedPrompt, end: CallEnd, usage: Usage) -> None:
-        computed = ComputedCall(
-            uid=call.uid,
-            call_id=call.request.call_id,
-            attempt=call.attempt,
-            namespace=call.request.namespace,
-            keys=mapped.chunk_keys,
-            token_ids=mapped.token_ids,
-            num_tokens=mapped.num_tokens,
-            chunk_size=mapped.chunk_tokens,
-            before=call.before,
-            session_id=call.session_id,
-            cached_tokens=-1 if usage.cached_tokens is None else usage.cached_tokens,
-            completed=end is CallEnd.COMPLETED,
-            output_tokens=usage.completion_tokens,
-            num_choices=call.request.asked.num_choices,
-            stored_limit=call.bypass_from_token,
-        )
         try:
-            await self._verifier.verify(computed)
+            await self._verifier.verify(computed_call(call, mapped, end, usage))
         except (LifecycleError, BridgeError) as error:
             log.warning("verification failed", call=call.request.call_id, error=str(error))
 

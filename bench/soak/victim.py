@@ -22,7 +22,10 @@ from proxy.log_output import configure_logging
 from tests.lifecycle.fake_cache import BOTH
 from tests.proxy.holding_cache import HoldingCache
 
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = 1024
+"""Large ones: the toy computes prompts faster than any engine, and what dies must be freed before its context
+is forgotten."""
+
 RETENTION_HOURS = 0.02
 """Long enough for the ledger's reader, short enough that what is kept by design does not look like a leak."""
 

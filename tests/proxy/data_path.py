@@ -10,7 +10,7 @@ import pytest
 
 from lifecycle.vocabulary import CallEnd
 from proxy.answer_facts import AnswerFacts
-from proxy.call_listener import ForwardOutcome
+from proxy.call_listener import CallObserver, ForwardOutcome
 from proxy.errors import ProxyError
 from proxy.forward import Send, forward_call, pipe
 from proxy.problems import openai_error, send_response
@@ -67,6 +67,15 @@ class Path:
 Handler = Callable[[Scope, Receive, Send, Upstream, Ledger], Awaitable[ForwardOutcome]]
 
 
+def found(observer: CallObserver) -> Callable[[], Awaitable[CallObserver | None]]:
+    """A listener that is known at once."""
+
+    async def at_once() -> CallObserver:
+        return observer
+
+    return at_once
+
+
 async def piped(scope: Scope, receive: Receive, send: Send, up: Upstream, _: Ledger) -> ForwardOutcome:
     return await pipe(scope, receive, send, up, limit_bytes=10_000_000)
 
@@ -83,14 +92,14 @@ async def tracked(scope: Scope, receive: Receive, send: Send, up: Upstream, ledg
         send,
         up,
         body,
-        observer=ledger,
+        listener=found(ledger),
         response_headers=lambda: [(b"x-kv-context", b"c1")],
     )
 
 
 async def cutting(scope: Scope, receive: Receive, send: Send, up: Upstream, ledger: Ledger) -> ForwardOutcome:
     body = await read_body(scope, receive)
-    return await forward_call(scope, receive, send, up, body, observer=ledger, cut_ids=True)
+    return await forward_call(scope, receive, send, up, body, listener=found(ledger), cut_ids=True)
 
 
 BOTH = pytest.mark.parametrize("handler", [piped, tracked])

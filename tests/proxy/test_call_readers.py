@@ -30,6 +30,7 @@ async def test_large_bodies_are_read_off_the_event_loop() -> None:
 
     for size, on_loop in ((10, True), (OFF_LOOP_BYTES, False)):
         spy = Spy(b"k")
-        body = json.dumps({"messages": [{"role": "user", "content": "x" * size}]}).encode()
-        assert len((await read_calls(CHAT, body, spy))[0].messages) == 1
+        document = {"messages": [{"role": "user", "content": "x" * size}]}
+        size_bytes = len(json.dumps(document))
+        assert len((await read_calls(CHAT, document, size_bytes, spy))[0].messages) == 1
         assert (spy.thread == threading.get_ident()) is on_loop

@@ -21,6 +21,7 @@ from tests.proxy.data_path import (
     Ledger,
     answering,
     cutting,
+    found,
     path,
     streaming,
 )
@@ -156,7 +157,7 @@ async def test_a_broken_observer_harms_no_answer() -> None:
     ) -> ForwardOutcome:
         body = await read_body(scope, receive)
         return await forward_call(
-            scope, receive, send, upstream, body, observer=Saboteur(), response_headers=broken_headers
+            scope, receive, send, upstream, body, listener=found(Saboteur()), response_headers=broken_headers
         )
 
     async with path(streaming(chat_chunks(["a"])), sabotaged) as p:

@@ -63,7 +63,7 @@ async def test_by_template_and_tokenizer(model: MappedModel) -> None:
     assert (observed.kind, observed.chunk_size) == (MappingKind.EXACT, CHUNK)
     assert len(observed.message_ends) == 1
     assert len(observed.chunk_keys) == observed.num_tokens // CHUNK * 32
-    assert not mapper.asks_engine(call.request.asked, Mode.ENFORCE)
+    assert not mapper.asks_engine(call.request.asked)
     assert model.service is not None
     await model.service.close()
 
@@ -72,8 +72,7 @@ async def test_by_the_engines_ids(model: MappedModel) -> None:
     by_ids = model_by_ids(MappedModel("m", reason="no template"), ENGINE, CHUNK)
     mapper = PromptMapper({"m": by_ids}, lint())
     call = a_call()
-    assert mapper.asks_engine(call.request.asked, Mode.ENFORCE)
-    assert not mapper.asks_engine(call.request.asked, Mode.OBSERVE)
+    assert mapper.asks_engine(call.request.asked)
     call.asks_ids = True
     call.answered.set_result(AnswerFacts(status=200, prompt_token_ids=tuple(range(40))))
     result = await mapper.map(call, "u")
