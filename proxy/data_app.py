@@ -187,8 +187,9 @@ class DataApp:
         asked = _Inference(caller.tenant, scope, normalised)
         await self._look_at(asked)
         # What nothing is added to may leave before it is known whose it is. With several engines its place
-        # follows from that.
-        leaves_first = asked.mode is Mode.OBSERVE and not self._backends.several
+        # follows from that, unless nobody is to know.
+        observes = asked.mode is Mode.OBSERVE and not self._backends.several
+        leaves_first = observes or asked.mode is Mode.BYPASS
         if not leaves_first:
             await self._follow(asked)
         edited = await edit_request_body(normalised.body, self._edit(asked.salt, asked.call))
