@@ -211,8 +211,12 @@ class DataApp:
             return [*ours, (b"server-timing", f"kvtether;dur={held * 1000:.2f}".encode())]
 
         with ExitStack() as unknown:
-            if leaves_first:
-                unknown.enter_context(self._tracking.expecting(asked.namespace))
+            if leaves_first and not asked.broken:
+                try:
+                    unknown.enter_context(self._tracking.expecting(asked.namespace))
+                except Exception:
+                    log.exception("a call is not tracked", path=asked.path)
+                    self._not_tracked(asked)
 
             async def listener() -> CallObserver | None:
                 if leaves_first:
