@@ -169,6 +169,15 @@ class Metrics:
 
         self.registry.register(Sample(sample))
 
+    def show_mapping(self, waiting_bytes: Callable[[], int]) -> None:
+        """Export how much there is to map: beyond a bound calls are not mapped."""
+
+        def sample() -> Iterable[GaugeMetricFamily]:
+            text = "Bodies whose prompts are being mapped, or wait to be."
+            yield _gauge("mapping_waiting_bytes", text, waiting_bytes())
+
+        self.registry.register(Sample(sample))
+
     def controlled(self, operation: str, seconds: float, ok: bool) -> None:
         """The cache was asked or told something."""
         self._control.labels(operation).observe(seconds)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from array import array
 from collections import OrderedDict
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
@@ -34,6 +36,12 @@ INLINE_WHOLE_BYTES = 8_192
 """Prompts, their tools included, that are rendered whole on the event loop: a millisecond or less. A process
 costs three times that, in switches and pickling."""
 
+LONG_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
+"""Long texts of a model that are read at the same time. They take a processor each, and there is a thread
+that has calls to forward."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Prompt: TypeAlias = ChatPrompt | PlainPrompt | MessagesPrompt | ResponsesPrompt
 """What can be mapped, each as its API asks for it."""
@@ -63,6 +71,7 @@ class MappingService:
         self._contexts: OrderedDict[str, _Context] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._total = 0
+        self._long = asyncio.Semaphore(LONG_AT_ONCE)
         self._proven: set[str] = set()
         """Templates that a process has rendered: one that never ends must not do so on the event loop."""
 
@@ -92,13 +101,13 @@ class MappingService:
         if isinstance(prompt, PlainPrompt):
             _refuse_too_long(len(prompt.given))
             if len(prompt.given) > INLINE_CHARS:
-                return await asyncio.to_thread(mapper.map_plain, prompt, state)
+                return await self._beside(mapper.map_plain, prompt, state)
             return mapper.map_plain(prompt, state)
         if isinstance(prompt, MessagesPrompt | ResponsesPrompt):
             converted = mapper.converted(prompt)
             return converted.by_client_message(await self._map(state, converted.prompt))
         if len(prompt.messages) - len(state.history.raw) > INLINE_MESSAGES:
-            prepared = await asyncio.to_thread(mapper.prepare, prompt, state)
+            prepared = await self._beside(mapper.prepare, prompt, state)
         else:
             prepared = mapper.prepare(prompt, state)
         rendering = mapper.resume(prepared, state, INLINE_MESSAGES)
@@ -107,8 +116,13 @@ class MappingService:
         num_chars = mapper.chars_to_encode(rendering, state)
         _refuse_too_long(num_chars)
         if num_chars > INLINE_CHARS:
-            return await asyncio.to_thread(mapper.finish, prepared, rendering, state)
+            return await self._beside(mapper.finish, prepared, rendering, state)
         return mapper.finish(prepared, rendering, state)
+
+    async def _beside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do it in a thread, when it is its turn."""
+        async with self._long:
+            return await asyncio.to_thread(work, *args, **kwargs)
 
     async def _whole(self, source: str, given: RenderInput) -> Rendering:
         if source in self._proven and _is_short(given):

@@ -21,24 +21,33 @@ from engine_bridge.mapping.template import Rendering, RenderInput, compiled
 class RenderWorkers:
     """A pool of render processes, started with the first render.
 
-    A render that takes longer than `timeout_seconds` raises `Unmappable`, and its process is ended.
+    A render that takes longer than `timeout_seconds` raises `Unmappable`, and its process is ended. Neither
+    waiting for a process nor its first start counts.
     """
 
     def __init__(self, processes: int = 1, timeout_seconds: float = 15.0) -> None:
         self._processes = processes
         self._timeout = timeout_seconds
         self._pool: ProcessPoolExecutor | None = None
+        self._turns = asyncio.Semaphore(processes)
 
     async def render(self, source: str, given: RenderInput) -> Rendering:
         """`ChatTemplate.render_whole` elsewhere. Raises what it raises."""
-        if self._pool is None:
+        async with self._turns:
+            return await self._render(source, given)
+
+    async def _render(self, source: str, given: RenderInput) -> Rendering:
+        loop = asyncio.get_running_loop()
+        pool, is_new = self._pool, self._pool is None
+        if pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(
+            pool = self._pool = ProcessPoolExecutor(
                 self._processes, mp_context=context, initializer=_end_with_parent
             )
-        pool = self._pool
-        running = asyncio.get_running_loop().run_in_executor(pool, _render, source, given)
         try:
+            if is_new:
+                await loop.run_in_executor(pool, _started)
+            running = loop.run_in_executor(pool, _render, source, given)
             return await asyncio.wait_for(running, self._timeout)
         except TimeoutError:
             self._discard(pool)
@@ -73,6 +82,10 @@ def _end_with_parent() -> None:
             os._exit(1)
 
         threading.Thread(target=wait, daemon=True).start()
+
+
+def _started() -> None:
+    """Answers once a process is there to answer."""
 
 
 def _render(source: str, given: RenderInput) -> Rendering:

@@ -1,5 +1,7 @@
 """Whole renders elsewhere: same text, same errors, and a way out of endless ones."""
 
+import asyncio
+
 import pytest
 
 from engine_bridge.errors import RejectedByEngine, Unmappable
@@ -52,3 +54,14 @@ async def test_an_endless_render_is_given_up_and_the_next_one_works():
     patient = RenderWorkers()
     assert (await patient.render(CHATML, GIVEN)).tail
     await patient.close()
+
+
+async def test_who_waits_for_a_process_is_not_given_up_with_the_endless_one_before():
+    workers = RenderWorkers(timeout_seconds=2.0)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    lost, found = await asyncio.gather(
+        workers.render(endless, GIVEN), workers.render(CHATML, GIVEN), return_exceptions=True
+    )
+    assert isinstance(lost, Unmappable)
+    assert found.tail == compiled(CHATML).render_whole(GIVEN).tail
+    await workers.close()
