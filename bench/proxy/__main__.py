@@ -58,16 +58,16 @@ class Plan(NamedTuple):
 
 
 FULL = Plan(
-    rounds=3,
+    rounds=2,
     connections=(1, 16, 128),
     sizes=("1 KB", "64 KB", "1 MB"),
     paced_seconds={"1 KB": 2.0, "64 KB": 1.0, "1 MB": 1.0},
     full_seconds=0.5,
     num_streams=16,
     memory_calls=100_000,
-    memory_seconds=15.0,
+    memory_seconds=100.0,
     num_idle=2000,
-    max_seconds=660.0,
+    max_seconds=1320.0,
 )
 QUICK = Plan(
     rounds=2,
@@ -322,7 +322,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.proxy")
-    parser.add_argument("--quick", action="store_true", help="3 minutes instead of 12: 1 KB only")
+    parser.add_argument("--quick", action="store_true", help="3 minutes instead of 20: 1 KB only")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=(*OURS, *PEERS), help="these proxies")
     wanted = parser.parse_args()
     plan = QUICK if wanted.quick else FULL
