@@ -148,6 +148,10 @@ async def directory(world: World) -> set[bytes]:
             return found
 
 
+UNLOCKED_SECONDS = 150.0
+"""A lookup whose call was given up before it read leaves its chunks locked in the cache for a minute (see the
+stack's options), and what could not be deleted is asked for again every half one."""
+
 MAX_UNPROVEN = 40
 """Chunks of one long question, which stay if they cannot be proven ours; docs/limits.md says when."""
 
@@ -161,7 +165,7 @@ def alive(world: World) -> set[bytes]:
 async def until_no_zombie(world: World, before: set[bytes]) -> None:
     """Until the directory shows no more than it did before and what the contexts hold."""
     zombies: set[bytes] = set()
-    for _ in range(int(SECONDS / POLL_SECONDS)):
+    for _ in range(int(UNLOCKED_SECONDS / POLL_SECONDS)):
         zombies = await directory(world) - before - alive(world)
         if not zombies:
             return
@@ -310,7 +314,8 @@ async def test_streams_of_retries_leave_nothing_behind(world: World) -> None:
     await world.until_confirmed(stored)
     await until_no_zombie(world, before)
     assert set(stored) <= alive(world)
-    assert await cache.where(stored) == [BOTH] * len(stored)
+    # What a delete had taken out of one tier when the call came is alive again, in the other.
+    assert NOWHERE not in await cache.where(stored)
 
     await agent.ops({"op": "close"})
     await until_no_zombie(world, before)
