@@ -13,8 +13,8 @@ from lifecycle.errors import LogUnavailable
 from lifecycle.vocabulary import Mode
 from proxy.config import Listener
 from tests.lifecycle.lives import GatedLog
+from tests.proxy.api_keys import bearer, keys
 from tests.proxy.live_server import fetch
-from tests.proxy.test_data_app import bearer, keys
 from tests.proxy.toy_model import NAME
 from tests.proxy.whole_proxy import Whole, assistant, lifecycle, user, whole_proxy
 

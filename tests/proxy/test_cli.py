@@ -15,8 +15,8 @@ import httpx
 import jsonschema
 
 from tests.lifecycle.fake_cache import FakeCache
+from tests.proxy.api_keys import sha
 from tests.proxy.scripted_upstream import ScriptedUpstream
-from tests.proxy.test_data_app import sha
 from tests.proxy.toy_model import NAME, ToyEngine, write_model
 from tests.proxy.whole_proxy import lifecycle, user
 

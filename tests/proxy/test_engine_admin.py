@@ -15,9 +15,9 @@ import pytest
 
 from lifecycle.vocabulary import Mode
 from proxy.engine_admin import is_engine_admin
+from tests.proxy.api_keys import KEYS, bearer, keys
 from tests.proxy.live_server import RawClient, RawResponse
 from tests.proxy.scripted_upstream import Exchange
-from tests.proxy.test_data_app import KEYS, bearer, keys
 from tests.proxy.whole_proxy import whole_proxy
 
 ROUTES = Path(__file__).parent / "engine_routes"

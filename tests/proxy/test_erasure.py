@@ -11,7 +11,7 @@ from lifecycle.vocabulary import MappingKind, Mode
 from proxy.erasure import IN_FLIGHT, erase_tenant
 from tests.lifecycle.lives import GatedLog
 from tests.lifecycle.store.redis_process import place_in_shared_redis
-from tests.proxy.test_data_app import bearer, keys
+from tests.proxy.api_keys import bearer, keys
 from tests.proxy.toy_model import NAME
 from tests.proxy.whole_proxy import Message, Whole, assistant, lifecycle, system, user, whole_proxy
 

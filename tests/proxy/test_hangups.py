@@ -15,9 +15,8 @@ from lifecycle.core.events import CallArrived, CallEnded
 from lifecycle.vocabulary import CallEnd
 from tests.proxy.live_server import RawClient
 from tests.proxy.scripted_upstream import Exchange, chat_chunks
-from tests.proxy.test_data_app import port_of
 from tests.proxy.toy_model import NAME
-from tests.proxy.whole_proxy import SECONDS, Message, Whole, lifecycle, system, user, whole_proxy
+from tests.proxy.whole_proxy import SECONDS, Message, Whole, lifecycle, port_of, system, user, whole_proxy
 
 CHAT = b"/v1/chat/completions"
 LIST = [system("you are a toy that is left alone"), user("tell me something that fills some chunks")]

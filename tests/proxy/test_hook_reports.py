@@ -15,12 +15,12 @@ from lifecycle.core.events import (
 from lifecycle.core.state import list_path
 from lifecycle.vocabulary import WaitKind
 from proxy.harness_contexts import claude_code_context, codex_context, session_context
+from tests.proxy.api_keys import bearer, keys
 from tests.proxy.test_api_lives import keys_of, until_freed, until_proven
 from tests.proxy.test_claude_code_hooks import AGENT, SESSION
 from tests.proxy.test_claude_code_hooks import hook as claude_code
 from tests.proxy.test_codex_hooks import ROOT
 from tests.proxy.test_codex_hooks import hook as codex
-from tests.proxy.test_data_app import bearer, keys
 from tests.proxy.test_opencode_hooks import event as opencode
 from tests.proxy.toy_model import CHUNK
 from tests.proxy.whole_proxy import Whole, assistant, lifecycle, system, user, whole_proxy

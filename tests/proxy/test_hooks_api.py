@@ -20,8 +20,8 @@ from proxy.hooks_api import MAX_HOOK_BYTES
 from proxy.opencode_hooks import opencode_fact
 from proxy.operations import is_context_id
 from tests.lifecycle.lives import GatedLog
+from tests.proxy.api_keys import bearer, keys
 from tests.proxy.test_codex_hooks import ROOT, hook
-from tests.proxy.test_data_app import bearer, keys
 from tests.proxy.test_hook_reports import CODEX, LIST, told
 from tests.proxy.whole_proxy import lifecycle, whole_proxy
 

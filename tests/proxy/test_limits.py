@@ -15,10 +15,10 @@ from proxy.config import Config, LimitsConfig, OwnLimitsConfig, TenantConfig
 from proxy.errors import TooManyCalls
 from proxy.limits import Limit, Limits, limits_by_tenant
 from tests.lifecycle.lives import Agent, ManualClock
-from tests.proxy.test_data_app import CHAT, bearer, keys
+from tests.proxy.api_keys import bearer, keys
 from tests.proxy.test_metrics import scraped
 from tests.proxy.toy_model import NAME
-from tests.proxy.whole_proxy import SECONDS, Whole, assistant, lifecycle, user, whole_proxy
+from tests.proxy.whole_proxy import CHAT, SECONDS, Whole, assistant, lifecycle, user, whole_proxy
 
 LONG = "a message that is long enough for a chunk or two of the cache"
 

@@ -9,7 +9,7 @@ import pytest
 from lifecycle.core.events import CallEnded, ListEdited, OperationApplied
 from lifecycle.errors import LogUnavailable
 from tests.lifecycle.lives import GatedLog
-from tests.proxy.test_data_app import bearer, keys
+from tests.proxy.api_keys import bearer, keys
 from tests.proxy.toy_model import CHUNK, NAME
 from tests.proxy.whole_proxy import Whole, assistant, lifecycle, user, whole_proxy
 

@@ -7,7 +7,7 @@ import pytest
 from proxy.config import KeyConfig
 from proxy.errors import InvalidRequest
 from proxy.report_api import dimension, span_seconds
-from tests.proxy.test_data_app import sha
+from tests.proxy.api_keys import sha
 from tests.proxy.whole_proxy import whole_proxy
 
 

@@ -28,10 +28,10 @@ from lifecycle.core.ids import Namespace
 from proxy.app import Serving, create_data_app, serving
 from proxy.config import Config
 from proxy.http_server import HandoverProtocol
+from tests.proxy.api_keys import KEYS, bearer, keys
 from tests.proxy.live_server import RawClient
 from tests.proxy.live_server import serve as serve_app
 from tests.proxy.scripted_upstream import Exchange, Script, ScriptedUpstream
-from tests.proxy.test_data_app import KEYS, bearer, keys
 from tests.proxy.toy_model import NAME
 from tests.proxy.whole_proxy import configured, whole_proxy
 

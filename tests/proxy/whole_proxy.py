@@ -27,6 +27,7 @@ from tests.proxy.toy_model import CHUNK, NAME, ToyEngine, write_model
 SECONDS = 20.0
 """Bound of every wait."""
 
+CHAT = "/v1/chat/completions"
 Message = dict[str, str]
 
 
@@ -73,7 +74,7 @@ class Whole:
     ) -> httpx.Response:
         """One chat call, and its end recorded."""
         body = {"model": NAME, "messages": messages, **fields}
-        answer = await self.data.post("/v1/chat/completions", content=json.dumps(body), headers=headers)
+        answer = await self.data.post(CHAT, content=json.dumps(body), headers=headers)
         await self.runtime.mailboxes.settled()
         return answer
 
@@ -121,6 +122,16 @@ class Whole:
 
     async def recorded(self) -> list[RecordedEvent]:
         return [r async for r in self.runtime.event_log.read_all()]
+
+
+def port_of(it: Whole) -> int:
+    return int(it.up.data_url.rpartition(":")[2])
+
+
+def sent(it: Whole) -> dict[str, Any]:
+    """The last body that the engine got."""
+    body: dict[str, Any] = json.loads(it.toy.bodies[-1])
+    return body
 
 
 def configured(tmp_path: Path, url: str, mode: Mode = Mode.ENFORCE, **changes: Any) -> Config:
