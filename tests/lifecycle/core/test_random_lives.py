@@ -5,7 +5,8 @@ import random
 import pytest
 
 from lifecycle.vocabulary import WaitKind
-from tests.lifecycle.core.test_lifecycle_machine import WORDS, Lives
+from tests.lifecycle.core.lifecycle_steps import WORDS
+from tests.lifecycle.core.test_lifecycle_machine import Lives
 
 NUM_STEPS = 60
 WAITS = [WaitKind.TOOL, WaitKind.UNKNOWN, WaitKind.HUMAN, WaitKind.SUBAGENT]
