@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine_bridge.stack.engine_stack import EngineStack, StackOptions
-from tests.e2e.agent import Cache, World, config_for, world_of
+from tests.e2e.agent import World, config_for, world_of
+from tests.e2e.engine_cache import Cache
 
 HERE = Path(__file__).parent
 

@@ -15,18 +15,10 @@ from engine_bridge.stack.engine_stack import EngineStack, StackNode, StackOption
 from lifecycle.core.events import BackendLost
 from proxy.config import BackendConfig, Config, UpstreamConfig
 from proxy.doctor import examine
-from tests.e2e.agent import (
-    KV_RANK,
-    POLL_SECONDS,
-    Agent,
-    Cache,
-    World,
-    config_for,
-    polled,
-    prose,
-    world_of,
-)
-from tests.e2e.test_crashes import proven
+from tests.e2e.agent import Agent, World, config_for, prose, world_of
+from tests.e2e.engine_cache import KV_RANK, Cache
+from tests.e2e.polling import POLL_SECONDS, polled
+from tests.e2e.talking_agents import proven
 
 NAMES = ("a", "b")
 LONG_SECONDS = 120.0

@@ -11,7 +11,8 @@ import pytest
 from engine_bridge.sim.embedded import EmbeddedEngine, EmbeddedOptions
 from engine_bridge.sim.hardware import INSTANT, EngineConfig
 from engine_bridge.stack.engine_stack import EngineStack
-from tests.e2e.agent import PLAIN, prose, tool
+from tests.e2e.agent import prose, tool
+from tests.e2e.engine_cache import PLAIN
 
 CHUNK_TOKENS = 64
 TEXT = [{"role": "user", "content": "Which file holds the parser?"}]

@@ -18,21 +18,9 @@ from lifecycle.core.events import CallArrived, CallEnded, CallMapped
 from lifecycle.core.ids import Namespace, split_keys
 from lifecycle.ports import Presence
 from lifecycle.vocabulary import CallEnd
-from tests.e2e.agent import (
-    BOTH,
-    NOWHERE,
-    PLAIN,
-    POLL_SECONDS,
-    SECONDS,
-    Agent,
-    Cache,
-    World,
-    config_for,
-    lifecycle,
-    polled,
-    prose,
-    world_of,
-)
+from tests.e2e.agent import Agent, World, config_for, lifecycle, prose, world_of
+from tests.e2e.engine_cache import BOTH, NOWHERE, PLAIN, Cache
+from tests.e2e.polling import POLL_SECONDS, SECONDS, polled
 from tests.e2e.test_lifecycle_books import assert_books_equal_a_recount
 from tests.proxy.live_server import RawClient
 

@@ -6,7 +6,8 @@ from collections import Counter
 from lifecycle.core.events import CallArrived, CallEnded, DeclarationMismatched
 from lifecycle.core.ids import split_keys
 from lifecycle.vocabulary import CallEnd
-from tests.e2e.agent import BOTH, NOWHERE, Agent, World, prose
+from tests.e2e.agent import Agent, World, prose
+from tests.e2e.engine_cache import BOTH, NOWHERE
 
 
 def assert_books_equal_a_recount(world: World) -> None:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from lifecycle.core.events import BranchExpired, BranchRestored
-from tests.e2e.agent import BOTH, NOWHERE, Agent, Message, World, prose
+from tests.e2e.agent import Agent, World, prose
+from tests.e2e.engine_cache import BOTH, NOWHERE, Message
 
 LONG = {"ignore_eos": True, "min_tokens": 230}
 

@@ -10,7 +10,8 @@ from engine_bridge.stack.engine_stack import EngineStack
 from lifecycle.core.events import CallMapped
 from lifecycle.vocabulary import MappingKind, Mode
 from proxy.config import Config
-from tests.e2e.agent import BOTH, NOWHERE, Cache, World, config_for, prose, world_of
+from tests.e2e.agent import World, config_for, prose, world_of
+from tests.e2e.engine_cache import BOTH, NOWHERE, Cache
 
 
 def without_template(stack: EngineStack, folder: Path) -> Config:

@@ -3,7 +3,8 @@
 import pytest
 
 from lifecycle.core.events import ContextCreated
-from tests.e2e.agent import BOTH, NOWHERE, Agent, World, prose
+from tests.e2e.agent import Agent, World, prose
+from tests.e2e.engine_cache import BOTH, NOWHERE
 
 LONG_ANSWER = 1500
 """Tokens of an answer that is still being written when an operation was answered, on any machine."""

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.agent import BOTH, NOWHERE, Agent, World, prose, tool
+from tests.e2e.agent import Agent, World, prose, tool
+from tests.e2e.engine_cache import BOTH, NOWHERE
 
 NUM_TURNS = 12
 TOP = {"logprobs": True, "top_logprobs": 20, "temperature": 0, "max_tokens": 1}

@@ -11,7 +11,8 @@ import msgspec
 from engine_bridge.stack.engine_stack import EngineStack
 from lifecycle.vocabulary import DirectiveOutcome
 from proxy.config import Config
-from tests.e2e.agent import BOTH, Agent, Cache, World, config_for, prose, world_of
+from tests.e2e.agent import Agent, World, config_for, prose, world_of
+from tests.e2e.engine_cache import BOTH, Cache
 from tests.e2e.recording_upstream import recording
 
 TEMPLATE = "chat_template"

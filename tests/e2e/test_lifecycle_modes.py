@@ -11,7 +11,8 @@ from engine_bridge.stack.engine_stack import EngineStack
 from lifecycle.core.directives import Reclaim
 from lifecycle.core.events import ContextCreated
 from lifecycle.vocabulary import CONTEXT_HEADER, DirectiveOutcome, Mode
-from tests.e2e.agent import BOTH, PLAIN, Cache, World, config_for, lifecycle, prose, world_of
+from tests.e2e.agent import World, config_for, lifecycle, prose, world_of
+from tests.e2e.engine_cache import BOTH, PLAIN, Cache
 from tests.e2e.recording_upstream import Recording, recording
 from tests.e2e.test_lifecycle_main import long_run
 

@@ -9,7 +9,8 @@ import pytest
 from engine_bridge.stack.engine_stack import EngineStack
 from lifecycle.core.events import PinMoved, PinReleased
 from proxy.config import LimitsConfig
-from tests.e2e.agent import BOTH, NOWHERE, Agent, Cache, World, config_for, prose, world_of
+from tests.e2e.agent import Agent, World, config_for, prose, world_of
+from tests.e2e.engine_cache import BOTH, NOWHERE, Cache
 
 
 @pytest.fixture(params=["promised", "held in L2"])

@@ -8,7 +8,8 @@ import pytest
 from lifecycle.core.events import CallEnded, CallMapped, UntrackedForwarded
 from lifecycle.core.ids import split_keys
 from lifecycle.vocabulary import CallEnd, MappingKind
-from tests.e2e.agent import NOWHERE, World, calls_tool, lifecycle, prose
+from tests.e2e.agent import World, calls_tool, lifecycle, prose
+from tests.e2e.engine_cache import NOWHERE
 
 NO_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False}}
 

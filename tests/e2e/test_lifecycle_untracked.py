@@ -7,7 +7,8 @@ import pytest
 from lifecycle.core.directives import Demote, Reclaim
 from lifecycle.core.events import UntrackedForwarded
 from lifecycle.vocabulary import DirectiveOutcome, Tier
-from tests.e2e.agent import BOTH, NOWHERE, PLAIN, World, prose
+from tests.e2e.agent import World, prose
+from tests.e2e.engine_cache import BOTH, NOWHERE, PLAIN
 
 L2_ONLY = frozenset({Tier.L2})
 

@@ -15,7 +15,8 @@ from lifecycle.core.events import ChunksGone
 from lifecycle.core.ids import split_keys
 from lifecycle.vocabulary import Tier
 from proxy.config import Config
-from tests.e2e.agent import KV_RANK, Agent, Cache, World, config_for, prose, world_of
+from tests.e2e.agent import Agent, World, config_for, prose, world_of
+from tests.e2e.engine_cache import KV_RANK, Cache
 
 
 def pinning_config(stack: EngineStack, folder: Path) -> Config:

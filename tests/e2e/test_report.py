@@ -12,7 +12,8 @@ from lifecycle.core.directives import Reclaim
 from lifecycle.core.events import CallEnded, HarmBudgetExceeded
 from lifecycle.vocabulary import DirectiveOutcome
 from proxy.config import HarmConfig
-from tests.e2e.agent import BOTH, Agent, Cache, World, config_for, prose, world_of
+from tests.e2e.agent import Agent, World, config_for, prose, world_of
+from tests.e2e.engine_cache import BOTH, Cache
 
 
 @pytest.fixture

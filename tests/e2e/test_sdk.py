@@ -18,7 +18,9 @@ from lifecycle.core.events import (
     OperationRejected,
     TrackingGapOpened,
 )
-from tests.e2e.agent import NOWHERE, PLAIN, SECONDS, World, polled, prose
+from tests.e2e.agent import World, prose
+from tests.e2e.engine_cache import NOWHERE, PLAIN
+from tests.e2e.polling import SECONDS, polled
 
 
 def user(text: str) -> dict[str, str]:

@@ -15,18 +15,8 @@ from engine_bridge.stack.engine_stack import EngineStack
 from lifecycle.core.events import CallEnded, ContextCreated
 from lifecycle.vocabulary import CACHE_SALT, CONTEXT_HEADER, IdentityRung
 from proxy.config import KeyConfig, TenantConfig
-from tests.e2e.agent import (
-    BOTH,
-    NOWHERE,
-    PLAIN,
-    Agent,
-    Cache,
-    World,
-    config_for,
-    lifecycle,
-    prose,
-    world_of,
-)
+from tests.e2e.agent import Agent, World, config_for, lifecycle, prose, world_of
+from tests.e2e.engine_cache import BOTH, NOWHERE, PLAIN, Cache
 from tests.e2e.test_lifecycle_books import assert_books_equal_a_recount
 
 CHAT = "/v1/chat/completions"

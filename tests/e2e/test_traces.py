@@ -19,7 +19,8 @@ from engine_bridge.sim.traces.generated import Workload, generated
 from engine_bridge.sim.traces.reader import TraceFile
 from engine_bridge.sim.traces.selection import Caps, capped
 from engine_bridge.stack.engine_stack import EngineStack
-from tests.e2e.agent import Cache, config_for, world_of
+from tests.e2e.agent import config_for, world_of
+from tests.e2e.engine_cache import Cache
 from tests.e2e.traced_agents import (
     Account,
     assert_the_dead_are_gone_and_the_living_are_there,

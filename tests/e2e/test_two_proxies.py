@@ -14,8 +14,10 @@ import openai
 from lifecycle.core.events import CallArrived, CallEnded, OperationApplied
 from lifecycle.projections.contexts import Contexts
 from lifecycle.store.opening import open_log
-from tests.e2e.agent import SECONDS, Cache
-from tests.e2e.test_crashes import NUM_AGENTS, PAUSE_SECONDS, Outside, Talk, nothing_proven_is_left, polled
+from tests.e2e.engine_cache import Cache
+from tests.e2e.outside_proxy import Outside, nothing_proven_is_left
+from tests.e2e.polling import SECONDS, polled
+from tests.e2e.talking_agents import NUM_AGENTS, PAUSE_SECONDS, Talk
 from tests.lifecycle.store.redis_process import RedisProcess
 from tests.proxy.proxy_process import Balancer, readiness
 

@@ -15,7 +15,8 @@ from lifecycle.core.ids import split_keys
 from lifecycle.projections.contexts import Contexts
 from lifecycle.store.opening import open_log
 from lifecycle.vocabulary import Tier
-from tests.e2e.agent import PLAIN, World
+from tests.e2e.agent import World
+from tests.e2e.engine_cache import PLAIN
 from tests.e2e.test_lifecycle_books import assert_books_equal_a_recount
 from tests.lifecycle.lives import books
 

@@ -18,7 +18,9 @@ from lifecycle.vocabulary import Mode, Tier
 from proxy.app import Serving
 from proxy.config import CacheConfig, Config, Listener
 from proxy.embedded import serving_before
-from tests.e2e.agent import SECONDS, Cache, World
+from tests.e2e.agent import World
+from tests.e2e.engine_cache import Cache
+from tests.e2e.polling import SECONDS
 
 # A token takes long enough for something to happen while a call generates.
 CONFIG = EngineConfig(

@@ -13,7 +13,7 @@ from lifecycle.vocabulary import Mode
 from proxy.app import Serving, serving
 from proxy.config import BackendConfig, UpstreamConfig
 from proxy.runtime import Runtime
-from tests.e2e.agent import polled
+from tests.e2e.polling import polled
 from tests.lifecycle.fake_cache import FakeCache
 from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream
 from tests.proxy.toy_model import CHUNK, NAME, ToyEngine

@@ -19,7 +19,9 @@ from proxy.config import BackendConfig, Config
 from proxy.embedded import embedded_config, embedded_options
 from tests.architecture.deployment import REPOSITORY
 from tests.architecture.test_readme import README, blocks
-from tests.e2e.agent import BOTH, NOWHERE, polled, prose, tool
+from tests.e2e.agent import prose, tool
+from tests.e2e.engine_cache import BOTH, NOWHERE
+from tests.e2e.polling import polled
 from tests.e2e.test_lifecycle_main import long_run
 from tests.e2e.test_lifecycle_untracked import by_bypass
 from tests.proxy.embedded_world import CONFIG, config_in, embedded_engine, embedded_world, shared_proxy

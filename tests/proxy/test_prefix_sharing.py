@@ -14,7 +14,8 @@ from lifecycle.core.events import CallArrived, CallMapped
 from lifecycle.core.ids import split_keys
 from lifecycle.vocabulary import Mode
 from proxy.normalisers import Normaliser
-from tests.e2e.agent import PLAIN, World, lifecycle, prose
+from tests.e2e.agent import World, lifecycle, prose
+from tests.e2e.engine_cache import PLAIN
 from tests.proxy.embedded_world import config_in, embedded_engine, embedded_world
 from tests.proxy.toy_model import CHUNK, NAME
 from tests.proxy.whole_proxy import system, user, whole_proxy

@@ -14,7 +14,8 @@ from lifecycle.core.events import (
     OperationRejected,
     TrackingGapOpened,
 )
-from tests.e2e.agent import SECONDS, World, prose
+from tests.e2e.agent import World, prose
+from tests.e2e.polling import SECONDS
 from tests.e2e.test_sdk import (  # noqa: F401 - its tests are collected here too
     did,
     sdk,
