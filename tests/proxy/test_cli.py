@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+import pytest
 
 from tests.lifecycle.fake_cache import FakeCache
 from tests.proxy.api_keys import sha
@@ -72,6 +73,7 @@ async def served(
             await process.wait()
 
 
+@pytest.mark.long
 async def test_a_proxy_from_start_to_end_with_every_command(tmp_path: Path) -> None:
     path = str(write_model(tmp_path / "model"))
     async with ScriptedUpstream(ToyEngine(FakeCache()).script) as engine:

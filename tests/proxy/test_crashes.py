@@ -316,6 +316,7 @@ def assert_dead(contexts: Contexts, key: bytes) -> None:
         assert not any(key in split_keys(v.keys) for v in state.versions.values()), "a live chunk was deleted"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 async def test_at_every_step(tmp_path: Path, kind: str) -> None:
     """Before every other step of a life and after those between; with the other log the other way round."""

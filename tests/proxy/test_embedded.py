@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 
 from engine_bridge.sim.embedded import EmbeddedEngine, EmbeddedOptions
 from engine_bridge.sim.replies import Asked, Reply, ToolUse, load_script
@@ -166,6 +167,7 @@ async def test_observe_frees_nothing(tmp_path: Path) -> None:
         assert await world.cache.where(keys) == [BOTH] * len(keys)
 
 
+@pytest.mark.long
 async def test_the_command_serves_and_the_readmes_first_steps_work(tmp_path: Path) -> None:
     script = tmp_path / "script.yaml"
     script.write_text("- when: {contains: by heart}\n  reply: {text: As the script says.}\n")

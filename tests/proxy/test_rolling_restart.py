@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from lifecycle.core.events import CallArrived, CallEnded, ChunksConfirmed, DirectiveProposed, DirectiveSettled
 from lifecycle.core.ids import split_keys
@@ -217,6 +218,7 @@ def calls(told: list[Any], kind: type[Any], uids: dict[str, str]) -> Counter[tup
     return Counter((uids[r.stream.removeprefix("ctx/")], r.event.call_id) for r in found)
 
 
+@pytest.mark.long
 async def test_a_rolling_restart_fails_no_call_and_loses_no_event(tmp_path: Path) -> None:
     url = await place_in_shared_redis(tmp_path)
     async with scene(tmp_path, url) as it:
