@@ -1,7 +1,8 @@
 """The engines behind us: which of them may take a call, and the way there.
 
 One engine is the usual case and costs nothing here. With several every call gets a `Route`: it goes to the
-engine that was chosen, and to the next one only where no connection could be made, for then nothing was sent.
+engine that was chosen, and to the next one only where no connection could be made or it is full, for then
+nothing was sent.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from engine_bridge.engine_address import EngineAddress
 from proxy.affinity import Kinship, Placed, least_loaded, place, ranked
 from proxy.config import BackendConfig, Config, InvalidConfig
 from proxy.engine_connection import Headers
-from proxy.errors import ConnectFailed
+from proxy.errors import ConnectFailed, EngineFull
 from proxy.request_record import the_request
 from proxy.upstream import (
     PooledUpstream,
@@ -30,13 +31,14 @@ _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 
 
 class Backend:
-    """One engine. `models` are those it serves, None until it was asked; `load` the calls under way on it.
+    """One engine. `models` are those it serves, None until it was asked; `load` the calls under way on it, of
+    which it takes no more than `max_connections` at a time.
 
     `down` says why it takes no calls, empty while it does. `suspected` is set to have it looked at now.
     Counted are the requests that it took, those that found no connection to it, and the times it was gone.
     """
 
-    def __init__(self, config: BackendConfig, timeouts: UpstreamTimeouts) -> None:
+    def __init__(self, config: BackendConfig, timeouts: UpstreamTimeouts, max_connections: int) -> None:
         self.name = config.name
         self.config = config
         try:
@@ -48,6 +50,9 @@ class Backend:
         self.key = os.environ.get(config.api_key_env, "")
         self.models: frozenset[str] | None = None
         self.load = 0
+        self._max_connections = max_connections
+        self._free = asyncio.Semaphore(max_connections)
+        self._patience_seconds = timeouts.connect
         self.down = ""
         self.draining = False
         self.num_taken = self.num_unreached = self.num_lost = 0
@@ -59,7 +64,10 @@ class Backend:
         return EngineAddress(self.config.url, self.name, self.key)
 
     async def open(self, request: UpstreamRequest) -> UpstreamResponse:
-        """See `Upstream`. With a key of the engine's own, that stands in for whatever was sent."""
+        """See `Upstream`. With a key of the engine's own, that stands in for whatever was sent.
+
+        Raises `EngineFull` besides.
+        """
         if self.key:
             request = UpstreamRequest(
                 method=request.method,
@@ -68,12 +76,28 @@ class Backend:
                 body=request.body,
                 on_switch=request.on_switch,
             )
+        await self._turn()
         self.load += 1
         try:
             return _Underway(await self.pool.open(request), self)
         except BaseException:
-            self.load -= 1
+            self.done()
             raise
+
+    async def _turn(self) -> None:
+        if not self._free.locked():
+            await self._free.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise EngineFull(f"the engine has {self._max_connections} calls under way") from error
+
+    def done(self) -> None:
+        """A call that it had under way is over."""
+        self.load -= 1
+        self._free.release()
 
     def _with_key(self, headers: Headers) -> Headers:
         kept = [(name, value) for name, value in headers if name.lower() not in _CREDENTIALS]
@@ -95,7 +119,7 @@ class _Underway:
         """Close it; once."""
         self._response.close()
         if self._backend is not None:
-            self._backend.load -= 1
+            self._backend.done()
             self._backend = None
 
 
@@ -120,15 +144,16 @@ class Route:
         self._noted = noted
 
     async def open(self, request: UpstreamRequest) -> UpstreamResponse:
-        """See `Upstream`. Only where no connection could be made is the next engine tried."""
+        """See `Upstream`. Only where nothing was sent is the next engine tried."""
         for number, backend in enumerate(self._order, start=1):
             if self._noted:
                 the_request().backend = backend.name
             try:
                 response = await backend.open(request)
-            except ConnectFailed as error:
-                backend.num_unreached += 1
-                self._failed(backend, str(error))
+            except (ConnectFailed, EngineFull) as error:
+                if isinstance(error, ConnectFailed):
+                    backend.num_unreached += 1
+                    self._failed(backend, str(error))
                 if number == len(self._order):
                     raise
             else:
@@ -152,7 +177,8 @@ class Backends:
         timeouts = UpstreamTimeouts(
             config.upstream.connect_seconds, config.upstream.first_byte_seconds, config.upstream.idle_seconds
         )
-        self.all = [Backend(each, timeouts) for each in config.backends]
+        most = config.upstream.max_connections
+        self.all = [Backend(each, timeouts, most) for each in config.backends]
         self.several = len(self.all) > 1
         self.lost: list[Callable[[Backend, str], None]] = []
         """Told when an engine takes no calls any more, and why."""

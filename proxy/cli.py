@@ -21,6 +21,7 @@ from proxy.backends_cli import backends_app
 from proxy.config import DEFAULT_FILE, Config, InvalidConfig
 from proxy.config_cli import config_app
 from proxy.config_source import ConfigSource, load_config
+from proxy.file_limit import raise_file_limit
 from proxy.keys_cli import keys_app
 from proxy.log_output import configure_logging
 from proxy.setup_cli import setup
@@ -81,6 +82,7 @@ def serve(
     from proxy.app import serve_until_signalled
 
     configure_logging(settings.logging.level, settings.logging.format)
+    raise_file_limit()
     if embedded:
         _serve_embedded(settings, model_path, script, source)
         return

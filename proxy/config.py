@@ -53,11 +53,17 @@ class AdminListener(Listener, frozen=True, forbid_unknown_fields=True):
 class UpstreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The engine behind us."""
 
-    url: Annotated[str, _doc("Base URL of the engine; with or without `/v1`.")] = "http://127.0.0.1:8000"
+    url: Annotated[
+        str, _doc("Base URL of the engine, with or without `/v1`; or `unix:/path` of its socket.")
+    ] = "http://127.0.0.1:8000"
     api_key_env: Annotated[
         str, _doc("Environment variable with the engine's own key; empty forwards the client's.")
     ] = ""
     connect_seconds: Annotated[float, _doc("Time limit for a connection.", gt=0)] = 10.0
+    max_connections: Annotated[
+        int,
+        _doc("Calls under way on one engine at a time; more wait for `connect_seconds`, then 503.", ge=1),
+    ] = 4096
     first_byte_seconds: Annotated[float, _doc("Time limit until the answer begins.", gt=0)] = 600.0
     idle_seconds: Annotated[float, _doc("Time limit between two pieces of an answer.", gt=0)] = 300.0
     max_body_bytes: Annotated[int, _doc("Largest request body; larger ones answer 413.", gt=0)] = 512 << 20
@@ -73,7 +79,7 @@ class BackendConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         ),
     ]
-    url: Annotated[str, _doc("Base URL of the engine; with or without `/v1`.")]
+    url: Annotated[str, _doc("Base URL of the engine, with or without `/v1`; or `unix:/path` of its socket.")]
     api_key_env: Annotated[
         str, _doc("Environment variable with this engine's own key; empty takes that of `upstream`.")
     ] = ""

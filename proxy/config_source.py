@@ -292,7 +292,7 @@ def _wrong_addresses(config: Config) -> Iterator[tuple[Place, str]]:
         try:
             UpstreamTarget.parse(url)
         except ValueError as error:
-            yield place, f"{error}; like http://host:8000"
+            yield place, f"{error}; like http://host:8000 or unix:/run/engine.sock"
     if not config.log_url.startswith(_LOG_SCHEMES):
         yield ("log_url",), f"begins with none of {', '.join(_LOG_SCHEMES)}"
     if config.read_models_url and not config.read_models_url.startswith(_ROWS_SCHEMES):

@@ -12,6 +12,7 @@ ProxyError
 │   └── Draining            the process is about to stop
 ├── UpstreamError           the engine did not answer as HTTP demands
 │   ├── ConnectFailed       no connection; nothing was sent
+│   ├── EngineFull          it has as many calls under way as it may; nothing was sent
 │   ├── FirstByteTimeout    connected, but no answer began in time
 │   └── UpstreamBroken      reset, silence or bad framing; part of the request or the answer was on its way
 └── ClientGone              the client hung up; nobody is left to answer
@@ -64,6 +65,10 @@ class UpstreamError(ProxyError):
 
 class ConnectFailed(UpstreamError):
     """No connection; nothing was sent."""
+
+
+class EngineFull(UpstreamError):
+    """The engine has as many calls under way as it may; nothing was sent."""
 
 
 class FirstByteTimeout(UpstreamError):

@@ -65,11 +65,16 @@ def not_reached(name: str, prepared: asyncio.Event, fingerprint: str = "") -> Ma
     return MappedModel(name, fingerprint=fingerprint, reason=reason, pending=prepared)
 
 
+def asking(engine: EngineAddress) -> httpx.AsyncClient:
+    """A client that reaches the engine with what it wants of every request."""
+    return httpx.AsyncClient(timeout=ASK_SECONDS, headers=engine.headers, mounts=engine.mounts)
+
+
 async def ask_engine(engine: EngineAddress) -> EngineIdentity:
     """Ask `/version` and `/v1/models`. Raises `EngineUnreached`."""
     base = engine.base
     try:
-        async with httpx.AsyncClient(timeout=ASK_SECONDS, headers=engine.headers) as client:
+        async with asking(engine) as client:
             listed = await client.get(f"{base}/v1/models")
             listed.raise_for_status()
             entries = listed.json()["data"]
@@ -77,7 +82,7 @@ async def ask_engine(engine: EngineAddress) -> EngineIdentity:
             told = version.json().get("version", "") if version.is_success else ""
             names = tuple(entry["id"] for entry in entries if not entry.get("parent"))
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise EngineUnreached(f"{base}: {type(error).__name__}: {error}") from error
+        raise EngineUnreached(f"{engine.url}: {type(error).__name__}: {error}") from error
     return EngineIdentity(str(told), names)
 
 
@@ -155,7 +160,7 @@ async def template_problem(profile: ModelProfile, engine: EngineAddress) -> str:
     `EngineUnreached`.
     """
     url = f"{engine.base}/tokenize"
-    async with httpx.AsyncClient(timeout=ASK_SECONDS, headers=engine.headers) as client:
+    async with asking(engine) as client:
 
         async def tokenize(body: dict[str, Any]) -> Sequence[int]:
             answer = await client.post(url, json=body)
@@ -176,7 +181,7 @@ async def template_problem(profile: ModelProfile, engine: EngineAddress) -> str:
         except TemplateMismatch as error:
             return f"{error}; {ANOTHER_TEMPLATE}"
         except (httpx.HTTPError, ValueError) as error:
-            raise EngineUnreached(f"{url}: {type(error).__name__}: {error}") from error
+            raise EngineUnreached(f"{engine.url}: {type(error).__name__}: {error}") from error
     return ""
 
 

@@ -23,6 +23,7 @@ from proxy.errors import (
     BodyTooLarge,
     ConnectFailed,
     Draining,
+    EngineFull,
     FirstByteTimeout,
     Forbidden,
     InvalidRequest,
@@ -59,6 +60,7 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (TooManyCalls, 429, "too_many_calls"),
     (Draining, 503, "draining"),
     (ConnectFailed, 502, "upstream_unreachable"),
+    (EngineFull, 503, "upstream_full"),
     (FirstByteTimeout, 504, "upstream_timeout"),
     (UpstreamBroken, 502, "upstream_broken"),
     (InvalidObservation, 422, "invalid_observation"),
@@ -68,7 +70,7 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (CorruptLog, 500, "corrupt_log"),
     (CacheUnavailable, 503, "cache_unavailable"),
 )
-_RETRY_SOON = (Draining, LogUnavailable, TooManyCalls)
+_RETRY_SOON = (Draining, EngineFull, LogUnavailable, TooManyCalls)
 _RETRY_AFTER_SECONDS = b"1"
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 from sqlalchemy import make_url
 
+from engine_bridge.engine_address import EngineAddress
 from lifecycle.errors import LifecycleError
 from lifecycle.store.redis_server import RedisServer
 from proxy.cache_driver import engine_addresses
@@ -45,15 +46,16 @@ async def look_around(config: Config) -> list[Finding]:
 
 async def _clocks(config: Config) -> AsyncIterator[Finding]:
     places = [
-        (f"upstream {each.name}".rstrip(), f"{each.base}/v1/models", dict(each.headers))
+        (f"upstream {each.name}".rstrip(), f"{each.base}/v1/models", each)
         for each in engine_addresses(config)
     ]
     if config.cache.driver != "none":
-        places.append(("cache coordinator", f"{config.cache.coordinator_url.rstrip('/')}/instances", {}))
-    for name, url, headers in places:
+        coordinator = config.cache.coordinator_url.rstrip("/")
+        places.append(("cache coordinator", f"{coordinator}/instances", EngineAddress(coordinator)))
+    for name, url, place in places:
         try:
-            async with httpx.AsyncClient(timeout=ASK_SECONDS, trust_env=False) as client:
-                answer = await client.get(url, headers=headers)
+            async with httpx.AsyncClient(timeout=ASK_SECONDS, trust_env=False, mounts=place.mounts) as client:
+                answer = await client.get(url, headers=place.headers)
         except httpx.HTTPError:
             continue  # that it is away is said where it is asked for what it serves
         if name.startswith("upstream") and answer.status_code in (401, 403):

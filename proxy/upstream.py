@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from engine_bridge.engine_address import socket_path
 from proxy.engine_connection import EngineAnswer, EngineConnection, Headers, OnSwitch
 from proxy.errors import ConnectFailed, FirstByteTimeout, InvalidRequest
 
@@ -45,19 +46,24 @@ class UpstreamTimeouts(msgspec.Struct, frozen=True):
 
 
 class UpstreamTarget(msgspec.Struct, frozen=True):
-    """Where an engine lives. `prefix` is the path that stands before `/v1`, without a trailing slash."""
+    """Where an engine lives. `prefix` is the path that stands before `/v1`, without a trailing slash;
+    `socket` the path of the Unix socket that it listens on, empty for a port."""
 
     scheme: str
     host: str
     port: int
     prefix: str = ""
+    socket: str = ""
 
     @classmethod
     def parse(cls, base_url: str) -> "UpstreamTarget":
-        """From any of the forms people write: `http://h`, `…/`, `…/v1`, `…/v1/`, `…/x/v1`.
+        """From any of the forms people write: `http://h`, `…/`, `…/v1`, `…/v1/`, `…/x/v1`, `unix:/a.sock`.
 
         Raises `ValueError` for what is not an http(s) URL, or carries credentials, a query or a fragment.
         """
+        socket = socket_path(base_url.strip())
+        if socket:
+            return cls("http", "localhost", _DEFAULT_PORTS["http"], socket=socket)
         parts = urlsplit(base_url.strip())
         if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
             raise ValueError(f"not an http(s) URL: {base_url!r}")
@@ -210,12 +216,7 @@ class PooledUpstream:
         for attempt in (1, 2):
             try:
                 async with asyncio.timeout(self._timeouts.connect):
-                    _, connection = await asyncio.get_running_loop().create_connection(
-                        lambda: EngineConnection(self._released),
-                        self._target.host,
-                        self._target.port,
-                        ssl=self._tls,
-                    )
+                    connection = await self._connection()
             except TimeoutError as error:
                 raise ConnectFailed("cannot connect to the engine") from error
             except OSError as error:
@@ -225,6 +226,17 @@ class PooledUpstream:
                 self._all.add(connection)
                 return connection
         raise ConnectFailed("cannot connect to the engine")
+
+    async def _connection(self) -> EngineConnection:
+        loop, target = asyncio.get_running_loop(), self._target
+        if target.socket:
+            _, connection = await loop.create_unix_connection(self._new, target.socket)
+        else:
+            _, connection = await loop.create_connection(self._new, target.host, target.port, ssl=self._tls)
+        return connection
+
+    def _new(self) -> EngineConnection:
+        return EngineConnection(self._released)
 
     def _released(self, connection: EngineConnection) -> None:
         if self._closed:

@@ -14,6 +14,7 @@ import httpx
 import msgspec
 
 from engine_bridge.drivers.lmcache_keys import ObjectKey, batched
+from engine_bridge.engine_address import EngineAddress
 from engine_bridge.errors import CacheUnavailable
 from lifecycle.vocabulary import Tier
 
@@ -108,12 +109,16 @@ class _Pins(msgspec.Struct):
 
 
 class LmcacheClient:
-    """Every call raises `CacheUnavailable` for what went wrong on the other side or on the way."""
+    """Every call raises `CacheUnavailable` for what went wrong on the other side or on the way. `engines` are
+    those that it asks something, too."""
 
-    def __init__(self, coordinator_url: str, heard: HeardCall = tell_nobody) -> None:
+    def __init__(
+        self, coordinator_url: str, heard: HeardCall = tell_nobody, engines: Sequence[EngineAddress] = ()
+    ) -> None:
         self._heard = heard
         self._coordinator = coordinator_url.rstrip("/")
-        self._http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False)
+        mounts = {url: way for engine in engines for url, way in engine.mounts.items()}
+        self._http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False, mounts=mounts)
 
     async def close(self) -> None:
         await self._http.aclose()

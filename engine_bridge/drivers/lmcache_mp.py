@@ -54,7 +54,7 @@ class LmcacheMp:
         attempts: int = ATTEMPTS,
         heard: HeardCall = tell_nobody,
     ) -> None:
-        self._client = LmcacheClient(coordinator_url, heard)
+        self._client = LmcacheClient(coordinator_url, heard, engines)
         self._engines = engines
         self._chunk_size = chunk_size
         self._l2_pins = l2_pins

@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -109,13 +110,14 @@ Script: TypeAlias = Callable[[Exchange], Awaitable[None]]
 
 
 class ScriptedUpstream:
-    """A server on a free loopback port; use it as an async context manager.
+    """A server on a free loopback port, or on a Unix `socket`; use it as an async context manager.
 
     `arrived` gives every exchange as soon as its head was read, in order.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, socket: Path | None = None) -> None:
         self.script = script
+        self._socket = socket
         self.exchanges: list[Exchange] = []
         self.num_connections = 0
         self._arrivals: asyncio.Queue[Exchange] = asyncio.Queue()
@@ -131,14 +133,17 @@ class ScriptedUpstream:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"unix:{self._socket}" if self._socket else f"http://127.0.0.1:{self.port}"
 
     async def arrived(self) -> Exchange:
         """The next exchange that nobody has asked for yet."""
         return await asyncio.wait_for(self._arrivals.get(), 10)
 
     async def __aenter__(self) -> "ScriptedUpstream":
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**20)
+        if self._socket:
+            self._server = await asyncio.start_unix_server(self._serve, self._socket, limit=2**20)
+        else:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**20)
         return self
 
     async def __aexit__(

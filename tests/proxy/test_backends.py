@@ -1,13 +1,16 @@
 """Which engines may take a call, the way there, and what is counted on it."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.affinity import Kinship, Placed
+from proxy.backend_health import asked
 from proxy.backends import Backends
 from proxy.config import BackendConfig, Config, InvalidConfig, UpstreamConfig
-from proxy.errors import ConnectFailed, UpstreamBroken
+from proxy.errors import ConnectFailed, EngineFull, UpstreamBroken
 from proxy.upstream import UpstreamRequest
 from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream, openai_like
 
@@ -17,8 +20,9 @@ ASKED = UpstreamRequest(
 NOBODY = "http://127.0.0.1:9"
 
 
-def several(**urls: str) -> Backends:
-    return Backends(Config(upstreams=tuple(BackendConfig(name=n, url=u) for n, u in urls.items())))
+def several(upstream: UpstreamConfig | None = None, **urls: str) -> Backends:
+    engines = tuple(BackendConfig(name=n, url=u) for n, u in urls.items())
+    return Backends(Config(upstream=upstream or UpstreamConfig(), upstreams=engines))
 
 
 def names(backends: Backends, model: str = "") -> list[str]:
@@ -184,3 +188,49 @@ def test_over_any_life_of_engines_contexts_move_only_when_they_must(
                 order = [each.name for each in backends.route(placed, kin.root, "m")._order]
                 assert order[0] == placed.backend
                 assert sorted(order) == sorted(usable)
+
+
+async def test_a_full_engine_takes_the_next_call_when_one_is_over() -> None:
+    async with ScriptedUpstream(openai_like) as engine:
+        backends = Backends(Config(upstream=UpstreamConfig(url=engine.url, max_connections=2)))
+        under_way = [await backends.anywhere().open(ASKED) for _ in range(2)]
+        waiting = [asyncio.ensure_future(backends.anywhere().open(ASKED)) for _ in range(3)]
+        # Whoever gives up while he waits costs nobody a turn.
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        assert await asked(backends.all[0], b"/v1/models"), "it is looked at beside the calls"
+        assert [each.done() for each in waiting[1:]] == [False, False]
+        assert backends.all[0].load == 2
+        under_way[0].close()
+        third = await waiting[1]
+        assert not waiting[2].done()
+        for answer in (under_way[1], third):
+            answer.close()
+        (await waiting[2]).close()
+        assert backends.all[0].load == 0
+        again = [await backends.anywhere().open(ASKED) for _ in range(2)]
+        for answer in again:
+            answer.close()
+        await backends.close()
+
+
+async def test_a_call_that_found_no_connection_keeps_no_place() -> None:
+    backends = Backends(Config(upstream=UpstreamConfig(url=NOBODY, max_connections=1)))
+    for _ in range(3):
+        with pytest.raises(ConnectFailed):
+            await backends.anywhere().open(ASKED)
+    assert backends.all[0].load == 0
+
+
+async def test_a_full_engine_is_neither_waited_for_without_end_nor_taken_for_dead() -> None:
+    async with ScriptedUpstream(openai_like) as one, ScriptedUpstream(openai_like) as two:
+        upstream = UpstreamConfig(max_connections=1, connect_seconds=0.05)
+        backends = several(upstream, one=one.url, two=two.url)
+        first, second = [await backends.route(Placed("one"), "r", "m").open(ASKED) for _ in range(2)]
+        assert [backend.load for backend in backends.all] == [1, 1]
+        with pytest.raises(EngineFull, match="1 calls"):
+            await backends.route(Placed("one"), "r", "m").open(ASKED)
+        assert names(backends) == ["one", "two"]
+        first.close()
+        second.close()
+        await backends.close()

@@ -10,6 +10,7 @@ from proxy.errors import (
     BodyTooLarge,
     ConnectFailed,
     Draining,
+    EngineFull,
     FirstByteTimeout,
     Forbidden,
     MethodRefused,
@@ -26,6 +27,7 @@ from proxy.problems import caller_error, openai_error, problem
         (ConnectFailed("x"), 502),
         (FirstByteTimeout("x"), 504),
         (Draining("x"), 503),
+        (EngineFull("x"), 503),
         (TooManyCalls("x"), 429),
         (NoSuchPath("x"), 404),
         (MethodRefused("x"), 405),
@@ -57,7 +59,7 @@ def test_the_unexpected_keeps_its_text_to_itself() -> None:
 
 
 def test_a_client_knows_when_to_come_back_and_how_to_authenticate() -> None:
-    for error in (Draining("x"), TooManyCalls("x")):
+    for error in (Draining("x"), EngineFull("x"), TooManyCalls("x")):
         for answer in (openai_error(error), caller_error(error, "/v1/messages")):
             assert dict(answer.headers)[b"retry-after"].isdigit()
     assert dict(problem(Unauthenticated("x")).headers)[b"www-authenticate"] == b"Bearer"
@@ -69,6 +71,7 @@ def test_a_client_knows_when_to_come_back_and_how_to_authenticate() -> None:
         (Unauthenticated("x"), 401, "authentication_error"),
         (TooManyCalls("x"), 429, "rate_limit_error"),
         (Draining("x"), 503, "overloaded_error"),
+        (EngineFull("x"), 503, "overloaded_error"),
         (ConnectFailed("x"), 502, "api_error"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lifecycle.store.redis_server import RedisServer
-from proxy.config import BackendConfig, Config, ModelConfig, TracingConfig, UpstreamConfig
+from proxy.config import BackendConfig, CacheConfig, Config, ModelConfig, TracingConfig, UpstreamConfig
 from proxy.surroundings import look_around, sqlite_place
 from tests.lifecycle.fake_cache import FakeCache
 from tests.lifecycle.store.redis_process import place_in_shared_redis
@@ -27,17 +27,24 @@ async def found(config: Config) -> dict[str, tuple[bool, str]]:
 @pytest.mark.parametrize(
     ("offset", "ok", "word"), [(0, True, "within"), (3600, False, "behind"), (-3600, False, "ahead of")]
 )
-async def test_a_clock_that_goes_wrong_is_told(offset: int, ok: bool, word: str) -> None:
+async def test_a_clock_that_goes_wrong_is_told(tmp_path: Path, offset: int, ok: bool, word: str) -> None:
     async def script(exchange: Exchange) -> None:
         date = formatdate(time.time() + offset, usegmt=True).encode()
         await exchange.respond(200, b"{}", [(b"date", date)])
 
-    async with ScriptedUpstream(script) as engine:
-        told = (await found(Config(upstream=UpstreamConfig(url=engine.url), log_url="memory:")))[
-            "clock of upstream"
-        ]
-    assert told[0] is ok
-    assert word in told[1]
+    async with (
+        ScriptedUpstream(script, tmp_path / "engine.sock") as engine,
+        ScriptedUpstream(script) as cache,
+    ):
+        config = Config(
+            upstream=UpstreamConfig(url=engine.url),
+            cache=CacheConfig(driver="lmcache_mp", coordinator_url=cache.url),
+            log_url="memory:",
+        )
+        told = await found(config)
+    for whose in ("upstream", "cache coordinator"):
+        assert told[f"clock of {whose}"][0] is ok
+        assert word in told[f"clock of {whose}"][1]
 
 
 async def test_an_engine_that_wants_a_key_is_told_where_it_goes() -> None:

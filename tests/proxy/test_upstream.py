@@ -20,6 +20,8 @@ from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream, openai_lik
         ("https://h:443", "h", b"/v1/chat"),
         ("http://h/x", "h", b"/x/v1/chat"),
         ("http://[::1]:8000/v1", "[::1]:8000", b"/v1/chat"),
+        ("unix:/run/engine.sock", "localhost", b"/v1/chat"),
+        (" unix:///run/engine.sock ", "localhost", b"/v1/chat"),
     ],
 )
 def test_every_form_of_a_base_url_means_the_same(base: str, authority: str, chat: bytes) -> None:
@@ -33,6 +35,14 @@ def test_every_form_of_a_base_url_means_the_same(base: str, authority: str, chat
 )
 def test_what_is_no_base_url_is_refused(base: str) -> None:
     with pytest.raises(ValueError, match="URL"):
+        UpstreamTarget.parse(base)
+
+
+@pytest.mark.parametrize(
+    "base", ["unix:", "unix:engine.sock", "unix://engine.sock", "unix:/run/", "unix:/a\0b"]
+)
+def test_what_is_no_path_of_a_socket_is_refused(base: str) -> None:
+    with pytest.raises(ValueError, match="whole path of a Unix socket"):
         UpstreamTarget.parse(base)
 
 

@@ -161,12 +161,14 @@ async def whole_proxy(
     control: CacheControl | None = None,
     ready: bool = True,
     opener: LogOpener = open_log,
+    socket: Path | None = None,
     **changes: Any,
 ) -> AsyncIterator[Whole]:
-    """Everything up. `script` stands in for the toy engine's own; `control` for the cache's door."""
+    """Everything up. `script` stands in for the toy engine's own; `control` for the cache's door; the engine
+    listens on `socket`, if there is one."""
     cache = cache or FakeCache(chunk_size=CHUNK)
     toy = ToyEngine(cache)
-    async with ScriptedUpstream(script or toy.script) as engine:
+    async with ScriptedUpstream(script or toy.script, socket) as engine:
         config = configured(tmp_path, engine.url, mode, **changes)
         async with serving(config, control or cache, opener) as up:
             toy.report = up.runtime.blocks.take
