@@ -13,10 +13,10 @@ SOCKET_SCHEME = "unix:"
 def socket_path(url: str) -> str:
     """The Unix socket that a URL like `unix:/run/vllm.sock` or `unix:///run/vllm.sock` names; empty for any
     other. Raises `ValueError` for a path that does not begin at the root, or cannot be one."""
+    url = url.strip()
     if not url.startswith(SOCKET_SCHEME):
         return ""
-    rest = url.removeprefix(SOCKET_SCHEME)
-    path = rest.removeprefix("//")
+    path = url.removeprefix(SOCKET_SCHEME).removeprefix("//")
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise ValueError(f"not the whole path of a Unix socket: {url!r}")
     return path
@@ -40,7 +40,7 @@ class EngineAddress(msgspec.Struct, frozen=True):
         if socket:
             name = re.sub("[^a-z0-9]+", "-", socket.lower())[-40:].strip("-")
             return f"http://{name}-{hashlib.blake2b(socket.encode(), digest_size=4).hexdigest()}.socket"
-        return self.url.rstrip("/").removesuffix("/v1").rstrip("/")
+        return self.url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
 
     @property
     def headers(self) -> Mapping[str, str]:

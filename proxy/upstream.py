@@ -61,7 +61,7 @@ class UpstreamTarget(msgspec.Struct, frozen=True):
 
         Raises `ValueError` for what is not an http(s) URL, or carries credentials, a query or a fragment.
         """
-        socket = socket_path(base_url.strip())
+        socket = socket_path(base_url)
         if socket:
             return cls("http", "localhost", _DEFAULT_PORTS["http"], socket=socket)
         parts = urlsplit(base_url.strip())

@@ -9,7 +9,7 @@ from engine_bridge.engine_address import EngineAddress
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_every_form_of_a_base_url_is_the_same_engine(suffix: str) -> None:
     assert EngineAddress(f"http://h:8000{suffix}").base == "http://h:8000"
-    assert EngineAddress(f"http://h/x{suffix}").base == "http://h/x"
+    assert EngineAddress(f" http://h/x{suffix} ").base == "http://h/x"
 
 
 def test_engines_on_sockets_have_addresses_of_their_own_that_clients_take() -> None:
@@ -19,7 +19,7 @@ def test_engines_on_sockets_have_addresses_of_their_own_that_clients_take() -> N
     for address in addresses:
         assert list(address.mounts) == [address.base]
         assert httpx.URL(f"{address.base}/v1/models").path == "/v1/models"
-    assert EngineAddress("unix:///run/a/b.sock").base == addresses[0].base
+    assert EngineAddress(" unix:///run/a/b.sock ").base == addresses[0].base
     assert not EngineAddress("http://h").mounts
 
 
