@@ -1,12 +1,13 @@
 """The engines behind us: which of them may take a call, and the way there.
 
 One engine is the usual case and costs nothing here. With several every call gets a `Route`: it goes to the
-engine that was chosen, and to the next one only where no connection could be made or it is full, for then
+engine that was chosen, and to the next one only where that is full, or no connection could be made, for then
 nothing was sent.
 """
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 import structlog
@@ -16,7 +17,7 @@ from proxy.affinity import Kinship, Placed, least_loaded, place, ranked
 from proxy.config import BackendConfig, Config, InvalidConfig
 from proxy.engine_connection import Headers
 from proxy.errors import ConnectFailed, EngineFull
-from proxy.request_record import the_request
+from proxy.request_record import current_request, the_request
 from proxy.upstream import (
     PooledUpstream,
     UpstreamRequest,
@@ -26,6 +27,9 @@ from proxy.upstream import (
 )
 
 log = structlog.get_logger(__name__)
+
+_QUESTIONS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""What is asked of an engine that has all the calls it may have, too: how it is, and what it serves."""
 
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 
@@ -76,16 +80,23 @@ class Backend:
                 body=request.body,
                 on_switch=request.on_switch,
             )
-        await self._turn()
+        counts = request.method not in _QUESTIONS or request.on_switch is not None
+        if counts:
+            await self._turn()
         self.load += 1
         try:
-            return _Underway(await self.pool.open(request), self)
+            return _Underway(await self.pool.open(request), self, counts)
         except BaseException:
-            self.done()
+            self.done(counts)
             raise
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a call would have to wait for another one's end."""
+        return self._free.locked()
+
     async def _turn(self) -> None:
-        if not self._free.locked():
+        if not self.is_full:
             await self._free.acquire()
             return
         try:
@@ -93,11 +104,14 @@ class Backend:
                 await self._free.acquire()
         except TimeoutError as error:
             raise EngineFull(f"the engine has {self._max_connections} calls under way") from error
+        if (record := current_request()) is not None:
+            record.sent = time.perf_counter()  # that was our wait, not the engine's
 
-    def done(self) -> None:
-        """A call that it had under way is over."""
+    def done(self, counted: bool) -> None:
+        """A request that it had under way is over."""
         self.load -= 1
-        self._free.release()
+        if counted:
+            self._free.release()
 
     def _with_key(self, headers: Headers) -> Headers:
         kept = [(name, value) for name, value in headers if name.lower() not in _CREDENTIALS]
@@ -107,19 +121,20 @@ class Backend:
 class _Underway:
     """An answer that counts as load until it is closed."""
 
-    def __init__(self, response: UpstreamResponse, backend: Backend) -> None:
+    def __init__(self, response: UpstreamResponse, backend: Backend, counted: bool) -> None:
         self.status = response.status
         self.headers = response.headers
         self.read = response.read
         self.at_end = response.at_end
         self._response = response
         self._backend: Backend | None = backend
+        self._counted = counted
 
     def close(self) -> None:
         """Close it; once."""
         self._response.close()
         if self._backend is not None:
-            self._backend.done()
+            self._backend.done(self._counted)
             self._backend = None
 
 
@@ -144,17 +159,20 @@ class Route:
         self._noted = noted
 
     async def open(self, request: UpstreamRequest) -> UpstreamResponse:
-        """See `Upstream`. Only where nothing was sent is the next engine tried."""
-        for number, backend in enumerate(self._order, start=1):
+        """See `Upstream`. Only where no connection could be made is the next engine tried.
+
+        One that is full is passed over; where all are, the first is waited for.
+        """
+        order = [backend for backend in self._order if not backend.is_full] or self._order[:1]
+        for number, backend in enumerate(order, start=1):
             if self._noted:
                 the_request().backend = backend.name
             try:
                 response = await backend.open(request)
-            except (ConnectFailed, EngineFull) as error:
-                if isinstance(error, ConnectFailed):
-                    backend.num_unreached += 1
-                    self._failed(backend, str(error))
-                if number == len(self._order):
+            except ConnectFailed as error:
+                backend.num_unreached += 1
+                self._failed(backend, str(error))
+                if number == len(order):
                     raise
             else:
                 backend.num_taken += 1

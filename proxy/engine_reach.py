@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import structlog
 
+from engine_bridge.mapping.backlog import MappingBacklog
 from engine_bridge.mapping.model_profile import ModelProfile
 from lifecycle.ports import CacheControl, SelfTest
 from proxy.backends import Backend, Backends
@@ -49,6 +50,7 @@ class EngineReach:
         self.self_test = SelfTest(ok=False, problems=("the self-test has not run yet",))
         self.cache: CacheControl | None = None
         self.warnings: tuple[str, ...] = ()
+        self.mapping_backlog = MappingBacklog()
         self._config = config
         self._backends = backends
         self._changed = asyncio.Event()
@@ -98,7 +100,9 @@ class EngineReach:
             return False
         chunk_tokens = chunk_tokens or DEFAULT_CHUNK_TOKENS
         workers = self._config.mapping_workers
-        await map_models(self.models, self._profiles, engine, chunk_tokens, workers, served)
+        await map_models(
+            self.models, self._profiles, engine, chunk_tokens, workers, self.mapping_backlog, served
+        )
         self._modes.observe_only = {m.name for m in self.models.values() if m.service and m.reason}
         self.prepared.set()
         return (self.self_test.ok or not controls) and all(backend.down for backend in away)

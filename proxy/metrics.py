@@ -169,12 +169,12 @@ class Metrics:
 
         self.registry.register(Sample(sample))
 
-    def show_mapping(self, waiting_bytes: Callable[[], int]) -> None:
+    def show_mapping(self, waiting_chars: Callable[[], int]) -> None:
         """Export how much there is to map: beyond a bound calls are not mapped."""
 
         def sample() -> Iterable[GaugeMetricFamily]:
-            text = "Bodies whose prompts are being mapped, or wait to be."
-            yield _gauge("mapping_waiting_bytes", text, waiting_bytes())
+            text = "New text that is being mapped, or waits to be."
+            yield _gauge("mapping_waiting_characters", text, waiting_chars())
 
         self.registry.register(Sample(sample))
 

@@ -12,6 +12,7 @@ import msgspec
 from engine_bridge.engine_address import EngineAddress
 from engine_bridge.errors import RejectedByEngine, TemplateMismatch, Unmappable
 from engine_bridge.mapping.anthropic import MessagesPrompt, Turn
+from engine_bridge.mapping.backlog import MappingBacklog
 from engine_bridge.mapping.engine_ids import EngineIdsMapper
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.model_profile import EngineFacts, ModelProfile
@@ -104,9 +105,11 @@ def model_by_ids(model: MappedModel, engine: EngineIdentity, chunk_tokens: int) 
     return msgspec.structs.replace(model, fingerprint=fingerprint, engine_ids=EngineIdsMapper(chunk_tokens))
 
 
-def mapped_model(profile: ModelProfile, chunk_tokens: int, num_workers: int) -> MappedModel:
+def mapped_model(
+    profile: ModelProfile, chunk_tokens: int, num_workers: int, backlog: MappingBacklog
+) -> MappedModel:
     """The model ready to map, in chunks of the cache's size."""
-    service = MappingService(ChatMapper(profile, chunk_tokens), RenderWorkers(num_workers))
+    service = MappingService(ChatMapper(profile, chunk_tokens), RenderWorkers(num_workers), backlog=backlog)
     return MappedModel(profile.name, service, profile.fingerprint)
 
 
@@ -128,6 +131,7 @@ async def map_models(
     engine: EngineIdentity,
     chunk_tokens: int,
     num_workers: int,
+    backlog: MappingBacklog,
     served: Mapping[EngineAddress, Container[str]],
 ) -> None:
     """Make every model ready to map, in place, and prove those that we render to be what engines render.
@@ -140,7 +144,7 @@ async def map_models(
     for name, profile in profiles.items():
         known = models[name]
         if known.service is None:
-            known = mapped_model(profile, chunk_tokens, num_workers)
+            known = mapped_model(profile, chunk_tokens, num_workers, backlog)
             await warm_up(known)
         problems = [
             address.named(problem)

@@ -1,30 +1,26 @@
 """A call's prompt in tokens: by template and tokenizer, by the engine's ids, or the reason why not."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 import structlog
 
-from engine_bridge.errors import BridgeError, Unmappable
+from engine_bridge.errors import BridgeError
 from engine_bridge.mapping.ranges import MappedPrompt
 from lifecycle.core.observations import PromptMapping
 from lifecycle.vocabulary import MappingKind
 from proxy.followed_call import FollowedCall
 from proxy.models import MappedModel
 from proxy.prefix_lint import PrefixLint
-from proxy.tracked_call import TrackedCall, Unmapped
+from proxy.tracked_call import CallRequest, TrackedCall, Unmapped
 
 log = structlog.get_logger(__name__)
 
 NOT_CONFIGURED = "the model is not configured"
 START_SECONDS = 20.0
 """How long after a start, from the first call on, calls wait to be mapped; the body has left long before."""
-
-MAX_WAITING_BYTES = 32 * 2**20
-"""Bodies whose prompts are being mapped at a time, or wait to be. New ones take some 0.15 s of a processor a
-megabyte: what came later would be known when the answer is long over, and calls would wait behind it all."""
 
 NOT_TOLD = "the engine did not answer with token ids"
 NO_IDS = "the engine does not tell this call's token ids apart"
@@ -40,8 +36,6 @@ class PromptMapper:
         self._lint = lint
         self._start_seconds = start_seconds
         self._waits_until = 0.0
-        self.waiting_bytes = 0
-        """Of bodies whose prompts are being mapped, or wait to be."""
 
     def asks_engine(self, asked: FollowedCall) -> bool:
         """Whether an enforced call must ask the engine for its ids, which edits body and answer: for models
@@ -53,14 +47,14 @@ class PromptMapper:
     async def map(self, call: TrackedCall, uid: str) -> MappedPrompt | Unmapped:
         """The prompt of a call of context `uid`. With the engine's ids: when the answer has come."""
         self._lint.begin(call, uid)
+        model = await self._known(call.request.namespace.model)
         asked = call.request.asked
         try:
-            with self._room_for(asked.size_bytes // asked.num_prompts):
-                model = await self._known(call.request.namespace.model)
-                if model is None:
-                    return Unmapped(NOT_CONFIGURED)
-                if model.service is not None and not model.reason:
-                    return await model.service.map(uid, asked.prompt())
+            if model is None:
+                return Unmapped(NOT_CONFIGURED)
+            if model.service is not None and not model.reason:
+                size = asked.size_bytes // asked.num_prompts
+                return await model.service.map(uid, asked.prompt(), size)
             if model.engine_ids is None or not (call.asks_ids or asked.wants_token_ids):
                 return Unmapped(model.reason)
             if not _tells_ids(asked):
@@ -74,19 +68,6 @@ class PromptMapper:
         except Exception as error:
             log.exception("mapping failed", call=call.request.call_id)
             return Unmapped(f"the mapping failed: {type(error).__name__}")
-
-    @contextmanager
-    def _room_for(self, size: int) -> Iterator[None]:
-        """Raises `Unmappable` if too much is being mapped already; the largest is mapped when it is alone."""
-        if self.waiting_bytes and self.waiting_bytes + size > MAX_WAITING_BYTES:
-            raise Unmappable(
-                f"prompts of {self.waiting_bytes} bytes wait to be mapped: more would come too late"
-            )
-        self.waiting_bytes += size
-        try:
-            yield
-        finally:
-            self.waiting_bytes -= size
 
     async def _known(self, name: str) -> MappedModel | None:
         """The model, once it is known how it is mapped: a start takes seconds, and calls come at once.
@@ -117,6 +98,12 @@ class PromptMapper:
             found = msgspec.structs.replace(result.observed(), kind=kind)
             beside = self._lint.beside(call, call.uid, result)
         return msgspec.structs.replace(found, change=call.change, beside=beside)
+
+    def forget(self, request: CallRequest) -> None:
+        """Drop the tokens of the context that a call would have opened: another call opened it."""
+        model = self._models.get(request.namespace.model)
+        if model is not None and model.service is not None:
+            model.service.forget(request.uid)
 
     def inherit(self, model_name: str, parent_uid: str, uid: str) -> None:
         """Let a fork's first prompt be mapped on from its parent's last one, and compared with it."""

@@ -144,7 +144,7 @@ class Runtime:
             self.placing.place,
             config.plan_wait_seconds,
         )
-        self.metrics.show_mapping(lambda: self.tracking.mapper.waiting_bytes)
+        self.metrics.show_mapping(lambda: self.reach.mapping_backlog.waiting_chars)
         self.tracker.listeners.append(Forgetting(self.tracker, self.models, self.tracking.calls.chains).heard)
         self.placement = PlacementWatch(self.tracker, self.cache, lambda: self.office.in_office)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)

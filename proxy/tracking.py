@@ -87,7 +87,7 @@ class Tracking:
         self._reclaimer = reclaimer
         self._verifier = verifier
         self._models = models
-        self.mapper = PromptMapper(models, PrefixLint(tracker))
+        self._mapper = PromptMapper(models, PrefixLint(tracker))
         self.untracked = UntrackedNotes(tracker, models, tasks)
         self._ids = ids
         self._tasks = tasks
@@ -128,7 +128,7 @@ class Tracking:
         call = TrackedCall(request, self._first_token, self._end)
         call.placed = self._place(request, beside)
         enforces = request.mode is Mode.ENFORCE and not has_left
-        call.asks_ids = enforces and self.mapper.asks_engine(request.asked)
+        call.asks_ids = enforces and self._mapper.asks_engine(request.asked)
         if enforces and self._reclaimer.capabilities.level and can_be_labelled(request.asked):
             call.session_id = self._ids.new("s")
         if enforces and request.awaits_plan:
@@ -153,6 +153,8 @@ class Tracking:
             if fields.ops:
                 await self.declarations.apply(request.tenant, fields.source, fields.ops, state.uid)
             call.mapping = call.mapping or self._tasks.run(self._map(call, state.uid))
+            if state.uid != request.uid:  # a call that came while the context was being opened
+                call.mapping.add_done_callback(lambda _: self._mapper.forget(request))
             at_once = None
             if call.mapping.done() and not fields.pins:  # one append instead of two
                 async with self.declarations.pin_room(request.tenant, sets_pins=False) as room:
@@ -229,7 +231,7 @@ class Tracking:
                 old.uid, CloseRequested(at_ns=self.tracker.clock.now_ns(), reason=reason)
             )
         if state.parent_uid:
-            self.mapper.inherit(request.namespace.model, state.parent_uid, state.uid)
+            self._mapper.inherit(request.namespace.model, state.parent_uid, state.uid)
         return state
 
     async def _admit(self, call: TrackedCall, state: ContextState) -> None:
@@ -266,9 +268,9 @@ class Tracking:
 
     async def _map(self, call: TrackedCall, uid: str) -> MappedPrompt | Unmapped:
         """The prompt in tokens. Recorded behind whatever the context does meanwhile."""
-        result = await self.mapper.map(call, uid)
+        result = await self._mapper.map(call, uid)
         if not isinstance(result, Unmapped):
-            call.mapping_kind = self.mapper.kind(call.request.namespace.model)
+            call.mapping_kind = self._mapper.kind(call.request.namespace.model)
             if self._reclaimer.capabilities.level:
                 self._tasks.spawn(self._look_before(call, result))
         self._post(call, lambda: self._record_mapping(call, result))
@@ -291,7 +293,7 @@ class Tracking:
             at_ns=self.tracker.clock.now_ns(),
             call_id=call.request.call_id,
             attempt=call.attempt,
-            mapping=self.mapper.observed(call, result),
+            mapping=self._mapper.observed(call, result),
             bytes_per_token=room.bytes_per_token,
             budget_left_bytes=room.bytes_left,
             pins_left=room.pins_left,

@@ -50,6 +50,7 @@ class Tunnel:
         self._client.transport, self._engine.transport = client, engine
         engine.set_protocol(self._engine)
         if client.is_closing():
+            self._client.lost = True  # that may have been told before anybody heard it here
             engine.abort()
             return
         client.write(head + behind)

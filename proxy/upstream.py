@@ -36,6 +36,10 @@ _HOP_BY_HOP = frozenset(
 )
 
 
+BUSY_SOCKET_SECONDS = 0.02
+"""Pause before a Unix socket whose queue was full is tried again, until the time for connecting is over."""
+
+
 class UpstreamTimeouts(msgspec.Struct, frozen=True):
     """Seconds. `first_byte` runs from the start of sending to the answer's head, `idle` between two
     reads of its body. There is no total: a long generation is not an error."""
@@ -230,10 +234,20 @@ class PooledUpstream:
     async def _connection(self) -> EngineConnection:
         loop, target = asyncio.get_running_loop(), self._target
         if target.socket:
-            _, connection = await loop.create_unix_connection(self._new, target.socket)
+            connection = await self._socket_connection(target.socket)
         else:
             _, connection = await loop.create_connection(self._new, target.host, target.port, ssl=self._tls)
         return connection
+
+    async def _socket_connection(self, path: str) -> EngineConnection:
+        while True:
+            try:
+                _, connection = await asyncio.get_running_loop().create_unix_connection(self._new, path)
+            except BlockingIOError:
+                # As many wait to be accepted as may. With TCP the kernel would ask again.
+                await asyncio.sleep(BUSY_SOCKET_SECONDS)
+            else:
+                return connection
 
     def _new(self) -> EngineConnection:
         return EngineConnection(self._released)

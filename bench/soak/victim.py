@@ -17,7 +17,7 @@ from lifecycle.core.ids import Namespace, split_keys
 from lifecycle.ports import Presence
 from lifecycle.vocabulary import Mode
 from proxy.app import Serving, serving
-from proxy.config import Config, Listener, ModelConfig, UpstreamConfig
+from proxy.config import Config, HarmConfig, Listener, ModelConfig, UpstreamConfig
 from proxy.log_output import configure_logging
 from tests.lifecycle.fake_cache import BOTH
 from tests.proxy.holding_cache import HoldingCache
@@ -76,6 +76,7 @@ def serve(ready: Connection, engine_url: str, log_url: str, model: str, said: st
         upstream=UpstreamConfig(url=engine_url),
         models=(ModelConfig(path=model, name="toy"),),
         mode=Mode.ENFORCE,
+        harm=HarmConfig(share=1.0),  # clients that hang up need again what that freed
         log_url=log_url,
         retention_hours=RETENTION_HOURS,
         keep_recurring_seconds=0.0,

@@ -13,6 +13,7 @@ import msgspec
 
 from engine_bridge.errors import Unmappable
 from engine_bridge.mapping.anthropic import MessagesPrompt
+from engine_bridge.mapping.backlog import MappingBacklog, Room
 from engine_bridge.mapping.mapper import ChatMapper, MappingState
 from engine_bridge.mapping.plain import PlainPrompt
 from engine_bridge.mapping.prompts import ChatPrompt
@@ -21,12 +22,21 @@ from engine_bridge.mapping.responses import ResponsesPrompt
 from engine_bridge.mapping.template import Rendering, RenderInput, compiled
 from engine_bridge.mapping.workers import RenderWorkers
 
+
+def _num_processors() -> int:
+    """Those that we may use; a container may have fewer than its machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 INLINE_CHARS = 16_384
 """Text that is tokenised on the event loop: 4 ms or less of it."""
 
 MAX_CHARS = 16 * 2**20
 """Text that is tokenised at all: about four million tokens. What is larger would keep a thread busy for
 minutes, for a prompt that the engine has refused long before."""
+
+MAX_BYTES_PER_CHAR = 6
+"""Of a body: JSON may write any character as six."""
 
 INLINE_MESSAGES = 64
 """Messages that are normalised or rendered again on the event loop."""
@@ -36,7 +46,7 @@ INLINE_WHOLE_BYTES = 8_192
 """Prompts, their tools included, that are rendered whole on the event loop: a millisecond or less. A process
 costs three times that, in switches and pickling."""
 
-LONG_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
+LONG_AT_ONCE = max(1, _num_processors() // 2)
 """Long texts of a model that are read at the same time. They take a processor each, and there is a thread
 that has calls to forward."""
 
@@ -60,14 +70,20 @@ class MappingService:
     """Maps prompts under state keys; calls under one key wait for each other.
 
     States of the least recently used keys are dropped beyond `budget_bytes`; their next map is a cold one.
+    New text counts in `backlog`, which several services may share.
     """
 
     def __init__(
-        self, mapper: ChatMapper, workers: RenderWorkers | None = None, budget_bytes: int = 1 << 30
+        self,
+        mapper: ChatMapper,
+        workers: RenderWorkers | None = None,
+        budget_bytes: int = 1 << 30,
+        backlog: MappingBacklog | None = None,
     ) -> None:
         self._mapper = mapper
         self._workers = workers or RenderWorkers()
         self._budget = budget_bytes
+        self._backlog = backlog or MappingBacklog()
         self._contexts: OrderedDict[str, _Context] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._total = 0
@@ -75,47 +91,62 @@ class MappingService:
         self._proven: set[str] = set()
         """Templates that a process has rendered: one that never ends must not do so on the event loop."""
 
-    async def map(self, state_key: str, prompt: Prompt) -> MappedPrompt:
-        """Tokens, ranges and keys of the next prompt of a context. Raises `Unmappable`."""
+    async def map(self, state_key: str, prompt: Prompt, size_bytes: int = 0) -> MappedPrompt:
+        """Tokens, ranges and keys of the next prompt of a context. Raises `Unmappable`.
+
+        `size_bytes` is that of the body it came in; it stands for the text until that is rendered.
+        """
+        if size_bytes > MAX_BYTES_PER_CHAR * MAX_CHARS:
+            _refuse_too_long(size_bytes // MAX_BYTES_PER_CHAR)
         context = self._contexts.get(state_key)
         if context is None:
             context = self._contexts[state_key] = _Context(MappingState())
         self._contexts.move_to_end(state_key)
         context.waiting += 1
         try:
-            async with context.lock:
-                done = False
-                try:
-                    mapped = await self._map(context.state, prompt)
-                    done = True
-                finally:
-                    if not done:
-                        context.state = MappingState()
+            with self._backlog.room() as room:
+                if not context.state.tokens.ids:
+                    _take_if_long(room, size_bytes)
+                mapped = await self._in_turn(context, prompt, room, size_bytes)
         finally:
             context.waiting -= 1
             self._account(state_key, context)
         return mapped
 
-    async def _map(self, state: MappingState, prompt: Prompt) -> MappedPrompt:
+    async def _in_turn(self, context: _Context, prompt: Prompt, room: Room, size_bytes: int) -> MappedPrompt:
+        async with context.lock:
+            done = False
+            try:
+                mapped = await self._map(context.state, prompt, room, size_bytes)
+                done = True
+            finally:
+                if not done:
+                    context.state = MappingState()
+            return mapped
+
+    async def _map(self, state: MappingState, prompt: Prompt, room: Room, size_bytes: int) -> MappedPrompt:
         mapper = self._mapper
         if isinstance(prompt, PlainPrompt):
             _refuse_too_long(len(prompt.given))
             if len(prompt.given) > INLINE_CHARS:
+                room.take(len(prompt.given))
                 return await self._beside(mapper.map_plain, prompt, state)
             return mapper.map_plain(prompt, state)
         if isinstance(prompt, MessagesPrompt | ResponsesPrompt):
             converted = mapper.converted(prompt)
-            return converted.by_client_message(await self._map(state, converted.prompt))
+            return converted.by_client_message(await self._map(state, converted.prompt, room, size_bytes))
         if len(prompt.messages) - len(state.history.raw) > INLINE_MESSAGES:
             prepared = await self._beside(mapper.prepare, prompt, state)
         else:
             prepared = mapper.prepare(prompt, state)
         rendering = mapper.resume(prepared, state, INLINE_MESSAGES)
         if rendering is None:
+            _take_if_long(room, size_bytes)
             rendering = await self._whole(prepared.facts.source, prepared.given)
         num_chars = mapper.chars_to_encode(rendering, state)
         _refuse_too_long(num_chars)
         if num_chars > INLINE_CHARS:
+            room.take(num_chars)
             return await self._beside(mapper.finish, prepared, rendering, state)
         return mapper.finish(prepared, rendering, state)
 
@@ -183,6 +214,11 @@ class MappingService:
                 break
             if not self._contexts[key].waiting:
                 self.forget(key)
+
+
+def _take_if_long(room: Room, size_bytes: int) -> None:
+    if size_bytes > INLINE_CHARS:
+        room.take(size_bytes)
 
 
 def _refuse_too_long(num_chars: int) -> None:

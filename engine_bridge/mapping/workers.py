@@ -17,36 +17,56 @@ from concurrent.futures.process import BrokenProcessPool
 from engine_bridge.errors import Unmappable
 from engine_bridge.mapping.template import Rendering, RenderInput, compiled
 
+PATIENCE_SECONDS = 60.0
+"""How long a render waits for a process: for others to be done with it, and for it to start."""
+
 
 class RenderWorkers:
     """A pool of render processes, started with the first render.
 
     A render that takes longer than `timeout_seconds` raises `Unmappable`, and its process is ended. Neither
-    waiting for a process nor its first start counts.
+    waiting for a process nor its start counts; either raises `Unmappable` after `patience_seconds`.
     """
 
-    def __init__(self, processes: int = 1, timeout_seconds: float = 15.0) -> None:
+    def __init__(
+        self,
+        processes: int = 1,
+        timeout_seconds: float = 15.0,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
         self._processes = processes
         self._timeout = timeout_seconds
+        self._patience = patience_seconds
         self._pool: ProcessPoolExecutor | None = None
+        self._starts: list[asyncio.Future[None]] = []
         self._turns = asyncio.Semaphore(processes)
 
     async def render(self, source: str, given: RenderInput) -> Rendering:
         """`ChatTemplate.render_whole` elsewhere. Raises what it raises."""
-        async with self._turns:
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise Unmappable(f"no render process was free in {self._patience:g} s") from None
+        try:
             return await self._render(source, given)
+        finally:
+            self._turns.release()
 
     async def _render(self, source: str, given: RenderInput) -> Rendering:
         loop = asyncio.get_running_loop()
-        pool, is_new = self._pool, self._pool is None
-        if pool is None:
+        if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            pool = self._pool = ProcessPoolExecutor(
+            self._pool = ProcessPoolExecutor(
                 self._processes, mp_context=context, initializer=_end_with_parent
             )
+            self._starts = [loop.run_in_executor(self._pool, _started) for _ in range(self._processes)]
+        pool = self._pool
         try:
-            if is_new:
-                await loop.run_in_executor(pool, _started)
+            _, starting = await asyncio.wait(self._starts, timeout=self._patience)
+            if starting:
+                self._discard(pool)
+                raise Unmappable(f"the render process did not start in {self._patience:g} s")
             running = loop.run_in_executor(pool, _render, source, given)
             return await asyncio.wait_for(running, self._timeout)
         except TimeoutError:

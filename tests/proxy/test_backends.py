@@ -1,13 +1,13 @@
 """Which engines may take a call, the way there, and what is counted on it."""
 
 import asyncio
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.affinity import Kinship, Placed
-from proxy.backend_health import asked
 from proxy.backends import Backends
 from proxy.config import BackendConfig, Config, InvalidConfig, UpstreamConfig
 from proxy.errors import ConnectFailed, EngineFull, UpstreamBroken
@@ -17,6 +17,7 @@ from tests.proxy.scripted_upstream import Exchange, ScriptedUpstream, openai_lik
 ASKED = UpstreamRequest(
     method="GET", raw_target=b"/v1/models", headers=[(b"authorization", b"Bearer theirs")]
 )
+CALL = UpstreamRequest(method="POST", raw_target=b"/v1/chat/completions", headers=[], body=b"{}")
 NOBODY = "http://127.0.0.1:9"
 
 
@@ -193,12 +194,14 @@ def test_over_any_life_of_engines_contexts_move_only_when_they_must(
 async def test_a_full_engine_takes_the_next_call_when_one_is_over() -> None:
     async with ScriptedUpstream(openai_like) as engine:
         backends = Backends(Config(upstream=UpstreamConfig(url=engine.url, max_connections=2)))
-        under_way = [await backends.anywhere().open(ASKED) for _ in range(2)]
-        waiting = [asyncio.ensure_future(backends.anywhere().open(ASKED)) for _ in range(3)]
+        under_way = [await backends.anywhere().open(CALL) for _ in range(2)]
+        waiting = [asyncio.ensure_future(backends.anywhere().open(CALL)) for _ in range(3)]
         # Whoever gives up while he waits costs nobody a turn.
         await asyncio.sleep(0)
         waiting[0].cancel()
-        assert await asked(backends.all[0], b"/v1/models"), "it is looked at beside the calls"
+        asked = await backends.anywhere().open(ASKED)
+        assert asked.status == 200, "what is no call goes beside them"
+        asked.close()
         assert [each.done() for each in waiting[1:]] == [False, False]
         assert backends.all[0].load == 2
         under_way[0].close()
@@ -208,7 +211,7 @@ async def test_a_full_engine_takes_the_next_call_when_one_is_over() -> None:
             answer.close()
         (await waiting[2]).close()
         assert backends.all[0].load == 0
-        again = [await backends.anywhere().open(ASKED) for _ in range(2)]
+        again = [await backends.anywhere().open(CALL) for _ in range(2)]
         for answer in again:
             answer.close()
         await backends.close()
@@ -218,19 +221,33 @@ async def test_a_call_that_found_no_connection_keeps_no_place() -> None:
     backends = Backends(Config(upstream=UpstreamConfig(url=NOBODY, max_connections=1)))
     for _ in range(3):
         with pytest.raises(ConnectFailed):
-            await backends.anywhere().open(ASKED)
+            await backends.anywhere().open(CALL)
     assert backends.all[0].load == 0
 
 
-async def test_a_full_engine_is_neither_waited_for_without_end_nor_taken_for_dead() -> None:
+async def test_of_several_a_full_one_is_passed_over_and_where_all_are_the_chosen_one_is_waited_for() -> None:
     async with ScriptedUpstream(openai_like) as one, ScriptedUpstream(openai_like) as two:
-        upstream = UpstreamConfig(max_connections=1, connect_seconds=0.05)
-        backends = several(upstream, one=one.url, two=two.url)
-        first, second = [await backends.route(Placed("one"), "r", "m").open(ASKED) for _ in range(2)]
+        backends = several(UpstreamConfig(max_connections=1), one=one.url, two=two.url)
+        to_one = partial(backends.route, Placed("one"), "r", "m")
+        first, second = [await to_one().open(CALL) for _ in range(2)]
         assert [backend.load for backend in backends.all] == [1, 1]
-        with pytest.raises(EngineFull, match="1 calls"):
-            await backends.route(Placed("one"), "r", "m").open(ASKED)
-        assert names(backends) == ["one", "two"]
-        first.close()
+        third = asyncio.ensure_future(to_one().open(CALL))
+        await asyncio.sleep(0)
         second.close()
+        await asyncio.sleep(0)
+        assert not third.done(), "its cache is at the first"
+        first.close()
+        (await third).close()
+        assert names(backends) == ["one", "two"], "nobody who is full is taken for dead"
+        await backends.close()
+
+
+async def test_a_full_engine_is_not_waited_for_without_end() -> None:
+    async with ScriptedUpstream(openai_like) as engine:
+        upstream = UpstreamConfig(url=engine.url, max_connections=1, connect_seconds=1.0)
+        backends = Backends(Config(upstream=upstream))
+        answer = await backends.anywhere().open(CALL)
+        with pytest.raises(EngineFull, match="1 calls"):
+            await backends.anywhere().open(CALL)
+        answer.close()
         await backends.close()

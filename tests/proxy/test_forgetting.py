@@ -1,5 +1,6 @@
 """What a context that is over held for its next call is let go; what is pinned is kept."""
 
+import asyncio
 from pathlib import Path
 
 from lifecycle.core.events import ContextClosed, PinReleased
@@ -39,4 +40,16 @@ async def test_a_pinned_context_keeps_its_tokens_until_the_pin_is_let_go(tmp_pat
         assert held(it) > 0
         await it.ops({"op": "unpin", "seq": 3, "ctx": "c", "span": "system"})
         assert await it.events(PinReleased)
+        assert held(it) == 0
+
+
+async def test_calls_that_come_at_once_to_a_new_context_leave_nothing_either(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        calls = [lifecycle(ctx="new", call=str(number)) for number in range(4)]
+        await asyncio.gather(*(it.chat(LIST, fields) for fields in calls))
+        await it.runtime.mailboxes.settled()
+        assert len(it.context("new").attempts) == len(calls)
+        assert held(it) > 0
+        await it.ops({"op": "close", "seq": 1, "ctx": "new"})
+        await it.until(lambda: not it.context("new").open)
         assert held(it) == 0

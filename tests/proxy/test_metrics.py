@@ -42,7 +42,7 @@ NAMED = PROCESS | {
     "kvtether_held_seconds",
     "kvtether_calls_in_flight",
     "kvtether_calls",
-    "kvtether_mapping_waiting_bytes",
+    "kvtether_mapping_waiting_characters",
     "kvtether_mappings",
     "kvtether_normalised",
     "kvtether_prefix_divergences",

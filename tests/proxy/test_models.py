@@ -7,6 +7,7 @@ import pytest
 
 from engine_bridge.engine_address import EngineAddress
 from engine_bridge.errors import RejectedByEngine
+from engine_bridge.mapping.backlog import MappingBacklog
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.model_profile import ModelProfile
 from engine_bridge.mapping.prompts import ChatPrompt
@@ -88,7 +89,7 @@ def test_why_a_model_is_not_mapped(tmp_path: Path) -> None:
 async def test_a_mapped_model_maps(tmp_path: Path) -> None:
     profile = load_profile(ModelConfig(path=str(write_model(tmp_path / "m"))), ENGINE)
     assert not isinstance(profile, MappedModel)
-    model = mapped_model(profile, CHUNK, 1)
+    model = mapped_model(profile, CHUNK, 1, MappingBacklog())
     assert model.service is not None
     try:
         await warm_up(model)
@@ -160,14 +161,14 @@ async def test_what_was_wrong_may_be_right_the_next_time(tmp_path: Path) -> None
     models = {NAME: MappedModel(NAME, reason="not reached"), "odd": MappedModel("odd", reason="no template")}
     async with ScriptedUpstream(tokenizing(theirs)) as up:
         served = {EngineAddress(up.url, key="k"): (NAME,)}
-        await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, served)
+        await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, MappingBacklog(), served)
         service = models[NAME].service
         assert service is not None
         try:
             assert "ids differ" in models[NAME].reason
             assert models["odd"].engine_ids is not None
             up.script = tokenizing(ours)
-            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, served)
+            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, MappingBacklog(), served)
             assert models[NAME] == MappedModel(NAME, service, ours.fingerprint)
         finally:
             await service.close()
@@ -180,9 +181,14 @@ async def test_every_engine_that_serves_a_model_must_render_it_as_we_do(tmp_path
     async with ScriptedUpstream(tokenizing(ours)) as good, ScriptedUpstream(tokenizing(theirs)) as bad:
         here, there = EngineAddress(good.url, "here", "k"), EngineAddress(bad.url, "there", "k")
         try:
-            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, {here: (NAME,), there: (NAME,)})
+            backlog, both, one = (
+                MappingBacklog(),
+                {here: (NAME,), there: (NAME,)},
+                {here: (NAME,), there: ("x",)},
+            )
+            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, backlog, both)
             assert models[NAME].reason.startswith("engine there: ")
-            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, {here: (NAME,), there: ("another",)})
+            await map_models(models, {NAME: ours}, ENGINE, CHUNK, 1, backlog, one)
             assert models[NAME].reason == ""
         finally:
             service = models[NAME].service

@@ -201,7 +201,7 @@ async def test_texts_are_bounded_and_those_heard_of_last_stay() -> None:
 
 async def test_what_closed_is_let_go(tmp_path: Path) -> None:
     async with whole_proxy(tmp_path) as it:
-        held = it.runtime.tracking.mapper._lint
+        held = it.runtime.tracking._mapper._lint
         await it.chat(agent("14:03"), lifecycle(ctx="a"))
         assert held.size_bytes > 0
         await it.chat(agent("14:03", user("bye")), lifecycle(ctx="a", close=True))

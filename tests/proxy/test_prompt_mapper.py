@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from engine_bridge.mapping.backlog import MappingBacklog
 from engine_bridge.mapping.ranges import MappedPrompt
 from lifecycle.core.ids import Namespace
 from lifecycle.store.memory import MemoryEventLog
@@ -18,7 +18,7 @@ from proxy.identity import Identity
 from proxy.lifecycle_fields import LifecycleFields
 from proxy.models import EngineIdentity, MappedModel, load_profile, mapped_model, model_by_ids, not_reached
 from proxy.prefix_lint import PrefixLint
-from proxy.prompt_mapper import MAX_WAITING_BYTES, PromptMapper
+from proxy.prompt_mapper import PromptMapper
 from proxy.tracked_call import CallRequest, TrackedCall, Unmapped
 from tests.lifecycle.lives import ManualClock
 from tests.proxy.conversations import chat, user
@@ -27,7 +27,7 @@ from tests.proxy.toy_model import CHUNK, write_model
 ENGINE = EngineIdentity("1", ("m",))
 
 
-def a_call(size_bytes: int = 100, num_prompts: int = 1, **fields: Any) -> TrackedCall:
+def a_call(**fields: Any) -> TrackedCall:
     request = CallRequest(
         tenant="t",
         mode=Mode.ENFORCE,
@@ -38,11 +38,7 @@ def a_call(size_bytes: int = 100, num_prompts: int = 1, **fields: Any) -> Tracke
         uid="u",
         call_id="c",
         awaits_plan=False,
-        asked=msgspec.structs.replace(
-            chat([user("a message that is long enough for a chunk")], **fields),
-            size_bytes=size_bytes,
-            num_prompts=num_prompts,
-        ),
+        asked=chat([user("a message that is long enough for a chunk")], **fields),
         fields=LifecycleFields(),
     )
     return TrackedCall(request, lambda c: None, lambda *told: None)
@@ -56,7 +52,7 @@ def lint() -> PrefixLint:
 def model(tmp_path: Path) -> MappedModel:
     profile = load_profile(ModelConfig(path=str(write_model(tmp_path / "m")), name="m"), ENGINE)
     assert not isinstance(profile, MappedModel)
-    return mapped_model(profile, CHUNK, 1)
+    return mapped_model(profile, CHUNK, 1, MappingBacklog())
 
 
 async def test_by_template_and_tokenizer(model: MappedModel) -> None:
@@ -121,38 +117,3 @@ async def test_right_after_a_start_a_call_waits_until_the_model_is_known(model: 
     assert isinstance(await mapping, MappedPrompt)
     assert model.service is not None
     await model.service.close()
-
-
-async def test_what_would_be_mapped_too_late_is_not_mapped(model: MappedModel) -> None:
-    prepared = asyncio.Event()
-    models = {"m": not_reached("m", prepared)}
-    mapper = PromptMapper(models, lint())
-    sizes = [MAX_WAITING_BYTES // 2, MAX_WAITING_BYTES // 2]
-    waiting = [asyncio.ensure_future(mapper.map(a_call(size), f"u{size}")) for size in sizes]
-    await asyncio.sleep(0)
-    several = a_call(MAX_WAITING_BYTES, num_prompts=2)  # half of it each
-    for call in (a_call(1), a_call(MAX_WAITING_BYTES), several):
-        told = await mapper.map(call, "late")
-        assert isinstance(told, Unmapped)
-        assert str(MAX_WAITING_BYTES) in told.reason
-    assert mapper.waiting_bytes == MAX_WAITING_BYTES
-    models["m"] = model
-    prepared.set()
-    assert all(isinstance(result, MappedPrompt) for result in await asyncio.gather(*waiting))
-    assert mapper.waiting_bytes == 0
-    assert isinstance(await mapper.map(a_call(MAX_WAITING_BYTES * 2), "large, and alone"), MappedPrompt)
-    assert isinstance(await mapper.map(a_call(1), "late"), MappedPrompt)
-    assert model.service is not None
-    await model.service.close()
-
-
-async def test_who_waits_for_the_engines_ids_takes_no_room(model: MappedModel) -> None:
-    by_ids = model_by_ids(MappedModel("m", reason="no template"), ENGINE, CHUNK)
-    mapper = PromptMapper({"m": by_ids}, lint())
-    calls = [a_call(MAX_WAITING_BYTES), a_call(MAX_WAITING_BYTES)]
-    for call in calls:
-        call.asks_ids = True
-    mappings = [asyncio.ensure_future(mapper.map(call, "u")) for call in calls]
-    for call in calls:
-        call.answered.set_result(AnswerFacts(status=200, prompt_token_ids=tuple(range(40))))
-    assert all(isinstance(result, MappedPrompt) for result in await asyncio.gather(*mappings))

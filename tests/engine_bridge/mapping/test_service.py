@@ -6,10 +6,17 @@ import pytest
 
 from engine_bridge.errors import RejectedByEngine, Unmappable
 from engine_bridge.mapping.anthropic import MessagesPrompt
+from engine_bridge.mapping.backlog import MappingBacklog
 from engine_bridge.mapping.mapper import ChatMapper
 from engine_bridge.mapping.plain import PlainPrompt
 from engine_bridge.mapping.prompts import ChatPrompt
-from engine_bridge.mapping.service import INLINE_CHARS, INLINE_MESSAGES, MAX_CHARS, MappingService
+from engine_bridge.mapping.service import (
+    INLINE_CHARS,
+    INLINE_MESSAGES,
+    MAX_BYTES_PER_CHAR,
+    MAX_CHARS,
+    MappingService,
+)
 from engine_bridge.mapping.workers import RenderWorkers
 from tests.engine_bridge.mapping.conversations import CHATML, Walk, comparable, toy_profile
 
@@ -157,3 +164,40 @@ async def test_short_prompts_need_no_process_once_the_template_has_come_to_its_e
         assert workers.num_renders == 2
     finally:
         await service.close()
+
+
+async def test_what_is_known_needs_no_room_and_what_is_new_does(mapper):
+    backlog = MappingBacklog(max_chars=10 * INLINE_CHARS)
+    service = MappingService(mapper, RenderWorkers(), backlog=backlog)
+    long = [{"role": "user", "content": "word " * INLINE_CHARS}]
+    size = len(long[0]["content"])
+    try:
+        known = await service.map("known", ChatPrompt(messages=long), size)
+        assert backlog.waiting_chars == 0
+        with backlog.room() as others:
+            others.take(9 * INLINE_CHARS)
+            grown = ChatPrompt(messages=[*long, {"role": "assistant", "content": "ok"}])
+            mapped = await service.map("known", grown, size)
+            assert mapped.num_kept_tokens >= known.message_ends[-1] - 1
+            for prompt in (ChatPrompt(messages=long), PlainPrompt("word " * INLINE_CHARS)):
+                with pytest.raises(Unmappable, match="wait to be mapped"):
+                    await service.map("new", prompt, size)
+            short = ChatPrompt(messages=[{"role": "user", "content": "short"}])
+            assert comparable(await service.map("short", short, 30)) == comparable(mapper.map(short))
+            # More text than the body had (a conversation that the engine keeps) counts, too.
+            with pytest.raises(Unmappable, match="wait to be mapped"):
+                await service.map("chained", ChatPrompt(messages=long), 100)
+        assert backlog.waiting_chars == 0
+        again = ChatPrompt(messages=long)
+        assert comparable(await service.map("new", again, size)) == comparable(mapper.map(again))
+    finally:
+        await service.close()
+
+
+async def test_a_body_that_no_context_holds_is_not_even_rendered(mapper):
+    workers = CountedWorkers()
+    service = MappingService(mapper, workers)
+    with pytest.raises(Unmappable, match="more than any"):
+        await service.map("c", ChatPrompt(messages=[]), MAX_BYTES_PER_CHAR * MAX_CHARS + MAX_BYTES_PER_CHAR)
+    assert not workers.num_renders
+    await service.close()

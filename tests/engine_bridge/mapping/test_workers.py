@@ -65,3 +65,19 @@ async def test_who_waits_for_a_process_is_not_given_up_with_the_endless_one_befo
     assert isinstance(lost, Unmappable)
     assert found.tail == compiled(CHATML).render_whole(GIVEN).tail
     await workers.close()
+
+
+async def test_nobody_waits_for_a_process_without_end():
+    workers = RenderWorkers(patience_seconds=0.0)
+    with pytest.raises(Unmappable, match="did not start"):
+        await workers.render(CHATML, GIVEN)
+    await workers.close()
+    workers = RenderWorkers(timeout_seconds=3.0)
+    await workers.render(CHATML, GIVEN)
+    workers._patience = 0.1
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    results = await asyncio.gather(
+        workers.render(endless, GIVEN), workers.render(CHATML, GIVEN), return_exceptions=True
+    )
+    assert ["longer than" in str(results[0]), "was free" in str(results[1])] == [True, True]
+    await workers.close()
