@@ -89,6 +89,10 @@ class PrefixLint:
         if last is not None and uid not in self._last:
             self._remember(uid, last)
 
+    def forget(self, uid: str) -> None:
+        """Drop the last request of a context that there is not."""
+        self._forget(uid)
+
     def _remember(self, uid: str, last: _LastCall) -> None:
         self._last[uid] = last
         self._size_bytes += last.asked.size_bytes

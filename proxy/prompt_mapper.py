@@ -100,7 +100,8 @@ class PromptMapper:
         return msgspec.structs.replace(found, change=call.change, beside=beside)
 
     def forget(self, request: CallRequest) -> None:
-        """Drop the tokens of the context that a call would have opened: another call opened it."""
+        """Drop what is held for the context that a call would have opened: another call opened it."""
+        self._lint.forget(request.uid)
         model = self._models.get(request.namespace.model)
         if model is not None and model.service is not None:
             model.service.forget(request.uid)

@@ -49,7 +49,10 @@ async def test_calls_that_come_at_once_to_a_new_context_leave_nothing_either(tmp
         await asyncio.gather(*(it.chat(LIST, fields) for fields in calls))
         await it.runtime.mailboxes.settled()
         assert len(it.context("new").attempts) == len(calls)
+        lint = it.runtime.tracking._mapper._lint
         assert held(it) > 0
+        assert lint.size_bytes > 0
         await it.ops({"op": "close", "seq": 1, "ctx": "new"})
         await it.until(lambda: not it.context("new").open)
         assert held(it) == 0
+        assert lint.size_bytes == 0
