@@ -197,10 +197,10 @@ async def test_an_engine_that_is_killed_is_stood_in_for_and_its_kv_counts_as_los
         # The KV of the dead engine lies on with its cache server, and goes with the context all the same.
         keys = await agent.keys()
         await world.until_confirmed(keys)
-        await agent.ops({"op": "close"})
         others = await survivor.keys()
-        own = [key for key in keys if key not in others and key in proven(world)]
-        assert own
+        # What nobody saw absent is proven to be ours by what it stands behind, a little later.
+        own = await world.until(lambda: [k for k in keys if k not in others and k in proven(world)])
+        await agent.ops({"op": "close"})
         await world.until_gone(own)
         assert await it.holders(own) == [set()] * len(own)
     finally:
