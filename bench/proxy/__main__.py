@@ -322,7 +322,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.proxy")
-    parser.add_argument("--quick", action="store_true", help="3 minutes instead of 22: 1 KB only")
+    parser.add_argument("--quick", action="store_true", help="3 minutes instead of 23: 1 KB only")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=(*OURS, *PEERS), help="these proxies")
     wanted = parser.parse_args()
     plan = QUICK if wanted.quick else FULL

@@ -231,13 +231,15 @@ async def test_of_several_a_full_one_is_passed_over_and_where_all_are_the_chosen
         to_one = partial(backends.route, Placed("one"), "r", "m")
         first, second = [await to_one().open(CALL) for _ in range(2)]
         assert [backend.load for backend in backends.all] == [1, 1]
-        third = asyncio.ensure_future(to_one().open(CALL))
+        waits = to_one()
+        third = asyncio.ensure_future(waits.open(CALL))
         await asyncio.sleep(0)
         second.close()
-        await asyncio.sleep(0)
-        assert not third.done(), "its cache is at the first"
+        (await backends.to(backends.all[1]).open(CALL)).close()
+        assert not third.done()
         first.close()
         (await third).close()
+        assert waits.taken_by == "one", "its cache is there"
         assert names(backends) == ["one", "two"], "nobody who is full is taken for dead"
         await backends.close()
 
