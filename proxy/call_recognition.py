@@ -110,6 +110,15 @@ class CallRecognition:
         self._relatives.ended(request, told)
         return tuple(AnswerFact(a.echo, a.tool_call_ids) for a in answers)
 
+    def forget(self, key: ContextKey) -> None:
+        """Its agent said that the context is over."""
+        self.finder.forget(key.tenant, key.context_id)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Drop whatever is remembered of a tenant's conversations."""
+        self.chains.forget_tenant(tenant)
+        self.finder.forget_tenant(tenant)
+
     def _within_op_limit(self, tenant: str, fields: LifecycleFields) -> LifecycleFields:
         """The fields without the operations that there is no room for, and a word about them."""
         for index, _ in enumerate(fields.ops):

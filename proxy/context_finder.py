@@ -58,3 +58,14 @@ class ContextFinder:
         own = not identity.one_off
         self._texts.observe_end(tenant, identity.context_id if own else identity.parent, choices, own=own)
         return answers
+
+    def forget(self, tenant: str, context_id: str) -> None:
+        """The context is over: no list goes on with its own. One with a call under way is begun again."""
+        if not self._lineage.is_called(tenant, context_id):
+            self._lineage.forget(tenant, context_id)
+            self._texts.forget(tenant, context_id)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Drop everything that is remembered of a tenant's lists and texts."""
+        self._lineage.forget_tenant(tenant)
+        self._texts.forget_tenant(tenant)

@@ -39,7 +39,7 @@ async def erase_tenant(runtime: Runtime, tenant: str) -> Erasure:
     it is carried out in every mode; a failed self-test still stops it. What the tenant's calls in flight
     refer to is left, for the engine goes on storing it. Raises `LogUnavailable`.
     """
-    runtime.tracking.calls.chains.forget_tenant(tenant)
+    runtime.tracking.calls.forget_tenant(tenant)
     contexts = runtime.tracker.contexts
     states = list(contexts.of_tenant(tenant))
     uids = {state.uid for state in states}

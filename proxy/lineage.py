@@ -68,6 +68,11 @@ class LineageIndex:
         """Whether a list of this context is known."""
         return (tenant, context_id) in self._records
 
+    def is_called(self, tenant: str, context_id: str) -> bool:
+        """Whether a call of this context is under way."""
+        record = self._records.get((tenant, context_id))
+        return record is not None and bool(record.in_flight)
+
     def find(self, tenant: str, call: FollowedCall, groups: Groups = ()) -> LineageMatch:
         """Where the call belongs, within what its `groups` allow. Changes nothing that is known."""
         scope = (tenant, call.model)
@@ -169,6 +174,11 @@ class LineageIndex:
         """The context is closed: nothing belongs to it any more."""
         if (tenant, context_id) in self._records:
             self._drop((tenant, context_id))
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Nothing is known of any list of the tenant any more."""
+        for key in [key for key in self._records if key[0] == tenant]:
+            self._drop(key)
 
     def _chain_of(self, scope: Scope, call: FollowedCall, near: KnownList | None = None) -> bytes:
         """The cumulative chain of a call's list; most of it is known from the list that it goes on with."""

@@ -145,7 +145,7 @@ class Runtime:
             config.plan_wait_seconds,
         )
         self.metrics.show_mapping(lambda: self.reach.mapping_backlog.waiting_chars)
-        self.tracker.listeners.append(Forgetting(self.tracker, self.models, self.tracking.calls.chains).heard)
+        self.tracker.listeners.append(Forgetting(self.tracker, self.models, self.tracking.calls).heard)
         self.placement = PlacementWatch(self.tracker, self.cache, lambda: self.office.in_office)
         self.read_models = ReadModelLoop(config, self.tracker, self.metrics.registry)
         self.log_keeper = LogKeeper(self.tracker, self.event_log, (self.read_models.position,))

@@ -5,6 +5,9 @@ from lifecycle.core.events import BranchExpired, ContextClosed, PinReleased, Tra
 from lifecycle.core.state import ContextState
 from lifecycle.vocabulary import DOUBT_SECONDS, LEASE_SECONDS
 
+LEASE_OVER = "lease over"
+"""Begins the reason of whatever ended because nothing was heard of it."""
+
 HELD_SECONDS = 5.0
 """How long an operation waits for its predecessor before the numbering counts as torn."""
 
@@ -17,7 +20,7 @@ def tick(decision: Decision) -> None:
     state, now = decision.state, decision.at_ns
     for pin in state.pins:
         if pin.until_ns <= now:
-            decision.emit(PinReleased(at_ns=now, pin_id=pin.pin_id, reason="lease over"))
+            decision.emit(PinReleased(at_ns=now, pin_id=pin.pin_id, reason=LEASE_OVER))
     if any(s.held and now - s.held_since_ns > HELD_SECONDS * 1e9 for s in state.sources.values()):
         decision.emit(TrackingGapOpened(at_ns=now, reason="an operation is missing"))
     for branch in state.branches if not decision.state.gap else ():
@@ -26,7 +29,7 @@ def tick(decision: Decision) -> None:
                 BranchExpired(at_ns=now, branch=branch.id, reason=f"doubted for {DOUBT_SECONDS:.0f} s")
             )
     if state.open and not state.flights and now >= lease_end_ns(decision.state):
-        decision.emit(ContextClosed(at_ns=now, reason=f"lease over ({state.wait})"))
+        decision.emit(ContextClosed(at_ns=now, reason=f"{LEASE_OVER} ({state.wait})"))
 
 
 def lease_end_ns(state: ContextState) -> int:

@@ -3,9 +3,14 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from lifecycle.core.events import ContextClosed, PinReleased
+from lifecycle.core.observations import Tick
+from lifecycle.vocabulary import LEASE_SECONDS
+from tests.proxy.api_keys import bearer, keys
 from tests.proxy.toy_model import NAME
-from tests.proxy.whole_proxy import Whole, lifecycle, system, user, whole_proxy
+from tests.proxy.whole_proxy import Message, Whole, assistant, lifecycle, system, user, whole_proxy
 
 LIST = [system("You are an agent with many rules to follow. " * 4), user("go on")]
 
@@ -56,3 +61,69 @@ async def test_calls_that_come_at_once_to_a_new_context_leave_nothing_either(tmp
         await it.until(lambda: not it.context("new").open)
         assert held(it) == 0
         assert lint.size_bytes == 0
+
+
+ON = [*LIST, assistant("ok"), user("and on")]
+
+
+async def context_of(it: Whole, messages: list[Message], tenant: str = "") -> str:
+    """Whose the list is found to be, by nothing but what it says."""
+    answer = await it.chat(messages, bearer(tenant) if tenant else {})
+    await it.runtime.mailboxes.settled()
+    return answer.headers["x-kv-context"]
+
+
+async def test_a_list_is_known_until_its_agent_says_that_it_is_over(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        first = await context_of(it, LIST)
+        assert await context_of(it, ON) == first
+        await it.ops({"op": "close", "seq": 1, "ctx": first})
+        assert it.context(first).closed
+        anew = await context_of(it, [*ON, assistant("ok"), user("still there?")])
+        assert anew != first
+        assert not it.context(first).open
+
+
+async def test_a_list_whose_lease_ended_goes_on_with_its_context(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        first = await context_of(it, LIST)
+        state = it.context(first)
+        later = state.active_ns + int(max(LEASE_SECONDS.values()) * 1e9)
+        await it.runtime.tracker.observe(state.uid, Tick(at_ns=later))
+        assert it.context(first).closed
+        assert await context_of(it, ON) == first
+        assert it.context(first).open
+
+
+async def test_a_list_that_was_closed_during_its_call_is_nobodys_after_it(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        first = await context_of(it, LIST)
+        it.toy.holds = lambda body: bool(body.get("stream"))
+        body = {"model": NAME, "messages": ON, "stream": True}
+        async with it.data.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert answer.headers["x-kv-context"] == first
+            await anext(answer.aiter_bytes())
+            await it.until(lambda: bool(it.context(first).flights))
+            await it.ops({"op": "close", "seq": 1, "ctx": first})
+        await it.until(lambda: not it.context(first).flights)
+        await it.runtime.mailboxes.settled()
+        assert await context_of(it, [*ON, user("still there?")]) != first
+
+
+@pytest.mark.parametrize("one_off", [False, True])
+async def test_no_list_of_an_erased_tenant_is_known(tmp_path: Path, one_off: bool) -> None:
+    async with whole_proxy(tmp_path, api_keys=keys()) as it:
+        fields = {"x-kv-lifecycle": "one_off"} if one_off else {}
+        of = {}
+        for tenant in ("a", "b"):
+            answer = await it.chat(LIST, {**fields, **bearer(tenant)})
+            of[tenant] = answer.headers["x-kv-context"]
+        await it.runtime.mailboxes.settled()
+        finder = it.runtime.tracking.calls.finder
+        assert finder._lineage.knows("a", of["a"])
+        await it.admin.delete("/kv/v1/tenants/a", headers=bearer("admin"))
+        assert not finder._lineage.knows("a", of["a"])
+        assert finder._lineage.knows("b", of["b"])
+        if not one_off:
+            assert await context_of(it, ON, "a") != of["a"]
+            assert await context_of(it, ON, "b") == of["b"]
