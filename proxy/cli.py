@@ -24,6 +24,7 @@ from proxy.config_source import ConfigSource, load_config
 from proxy.file_limit import raise_file_limit
 from proxy.keys_cli import keys_app
 from proxy.log_output import configure_logging
+from proxy.malloc_arenas import bound_arenas
 from proxy.setup_cli import setup
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -83,6 +84,7 @@ def serve(
 
     configure_logging(settings.logging.level, settings.logging.format)
     raise_file_limit()
+    bound_arenas()
     if embedded:
         _serve_embedded(settings, model_path, script, source)
         return

@@ -27,6 +27,7 @@ from proxy.app import serving
 from proxy.collector import spare_collector
 from proxy.config import Config, Listener, ModelConfig, UpstreamConfig
 from proxy.log_output import configure_logging
+from proxy.malloc_arenas import bound_arenas
 
 PEERS_DIR = Path(".peers")
 PEER_BIN = PEERS_DIR / "venv" / "bin"
@@ -153,6 +154,7 @@ def _serve_ours(ready: Connection, engine_port: int, mode: str, directory: str) 
     # As in production: a line a call, into a file.
     os.dup2(os.open(Path(directory, f"{mode}.log"), os.O_CREAT | os.O_WRONLY), sys.stderr.fileno())
     configure_logging("info", "json")
+    bound_arenas()
 
     async def run() -> None:
         stop = asyncio.Event()

@@ -13,7 +13,7 @@ the end the agents stop, and these must be true:
   and no call in the log is without its end;
 - no context is open, nothing is pinned, no call is under way, nothing waits for the log;
 - tasks, files and sockets are as few as before the load;
-- memory does not grow: its slope over the second half, where everything that is kept has its full size.
+- memory does not grow: its slope from the tenth minute on, when everything that is kept has its full size.
 """
 
 import argparse
@@ -68,7 +68,8 @@ SPARE_FILES = 16
 """A pool's connections to the log, opened when they are needed for the first time, and kept."""
 
 STEADY_SECONDS = 600.0
-"""A part that is shorter tells nothing of leaks: what is kept for a while still fills up."""
+"""What is kept for a while fills up until then: what was freed is remembered for ten minutes. A part that is
+not longer tells nothing of leaks."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -301,8 +302,9 @@ def _judge(
     endless = [call for call in reader.arrived if len(reader.ended.get(call, ())) != reader.arrived[call]]
     if endless:
         faults.append(f"calls without an end: {len(endless)}, such as {endless[:5]}")
-    slope = _slope([sample for sample in memory if sample[0] > memory[-1][0] / 2]) if memory else 0.0
-    if slope > SLOPE_MIB_A_MINUTE and memory[-1][0] > STEADY_SECONDS:
+    steady = [sample for sample in memory if sample[0] > STEADY_SECONDS]
+    slope = _slope(steady)
+    if slope > SLOPE_MIB_A_MINUTE:
         faults.append(f"memory grows by {slope:.1f} MiB a minute")
     print(f"\n## {kind}\n")
     for name, count in sorted({**ledger.counts, **troubles}.items()):
@@ -311,7 +313,8 @@ def _judge(
     print(f"- events read: {reader.position:,}; calls in the log: {len(reader.arrived):,}")
     print(f"- directives by outcome: {dict(reader.settled)}; untracked: {dict(reader.untracked)}")
     shown = ", ".join(f"{value:.0f}" for _, value in memory[:: max(1, len(memory) // 12)])
-    print(f"- memory MiB over time: {shown}; slope of the second half {slope:+.2f} a minute")
+    judged = f"{slope:+.2f} a minute from {STEADY_SECONDS:.0f} s on" if steady else "too short to judge"
+    print(f"- memory MiB over time: {shown}; {judged}")
     for name in (name for name in before if name != "names"):
         print(f"- {name}: {before[name]:,.0f} before, {after[name]:,.0f} at rest")
     if after["open contexts"]:

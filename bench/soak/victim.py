@@ -19,6 +19,7 @@ from lifecycle.vocabulary import Mode
 from proxy.app import Serving, serving
 from proxy.config import Config, HarmConfig, Listener, ModelConfig, UpstreamConfig
 from proxy.log_output import configure_logging
+from proxy.malloc_arenas import bound_arenas
 from tests.lifecycle.fake_cache import BOTH
 from tests.proxy.holding_cache import HoldingCache
 
@@ -30,7 +31,7 @@ RETENTION_HOURS = 0.02
 """Long enough for the ledger's reader, short enough that what is kept by design does not look like a leak."""
 
 
-FORGOTTEN_SECONDS = 300.0
+FORGOTTEN_SECONDS = 150.0
 """What was freed is asked for again for two minutes."""
 
 
@@ -70,6 +71,7 @@ def serve(ready: Connection, engine_url: str, log_url: str, model: str, said: st
     """
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
     configure_logging("info", "json")
+    bound_arenas()
     config = Config(
         data=Listener(port=0),
         admin=Listener(port=0),
