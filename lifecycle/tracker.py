@@ -18,7 +18,6 @@ import structlog
 from lifecycle.core.decide import decide, open_context
 from lifecycle.core.events import Event, NamespaceEvent, RecordedEvent, UntrackedForwarded
 from lifecycle.core.ids import ContextKey, Namespace, context_stream
-from lifecycle.core.leases import next_deadline_ns
 from lifecycle.core.observations import (
     CallArrival,
     CloseRequested,
@@ -27,6 +26,7 @@ from lifecycle.core.observations import (
     Tick,
 )
 from lifecycle.core.state import ContextState
+from lifecycle.deadlines import Deadlines
 from lifecycle.errors import CorruptLog, LogUnavailable, UnknownContext, VersionConflict
 from lifecycle.ports import Clock, EventLog, SnapshotStore
 from lifecycle.projections.contexts import RETENTION_SECONDS, Contexts
@@ -40,9 +40,6 @@ NUM_CONFLICTS_BORNE = 16
 NUM_TURNS_BORNE = 8
 """Turns of the event loop for which a batch waits for an earlier one of ours that landed with it: a log may
 tell its callers in another order. After that the missing one is read from the log."""
-
-CONTEXTS_PER_TURN = 200
-"""Contexts whose deadlines are looked at before calls get their turn: about a millisecond."""
 
 UNTRACKED_INTERVAL_NS = 60 * 10**9
 
@@ -80,6 +77,7 @@ class Tracker:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._apply_lock = asyncio.Lock()
         self._landed: dict[int, Sequence[RecordedEvent]] = {}
+        self._deadlines = Deadlines()
         self._waiting: deque[tuple[str, Observation]] = deque()
         self._untracked: dict[Namespace, str] = {}
         self.num_opening = 0
@@ -248,13 +246,7 @@ class Tracker:
         if self._waiting:
             return
         now = self.clock.now_ns()
-        due = []
-        for number, (uid, state) in enumerate(list(self.contexts.states.items()), start=1):
-            if (deadline := next_deadline_ns(state)) is not None and deadline <= now:
-                due.append(uid)
-            if number % CONTEXTS_PER_TURN == 0:
-                await asyncio.sleep(0)
-        for uid in due:
+        for uid in await self._deadlines.due(self.contexts.states, now):
             with suppress(UnknownContext):
                 await self.observe(uid, Tick(at_ns=now))
 
