@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lifecycle.core.ids import Namespace
+from proxy.tunnel import Tunnel
 from tests.proxy.live_server import RawClient
 from tests.proxy.plain_proxy import MEGABYTES, proxied, within
 from tests.proxy.scripted_upstream import Exchange, Script, ScriptedUpstream
@@ -276,6 +277,47 @@ async def test_an_engine_that_is_away_is_said(tmp_path: Path) -> None:
         handshake(int(up.data_url.rpartition(":")[2])) as client,
     ):
         assert (await client.response()).status == 502
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["not told yet", "told before"])
+async def test_a_client_that_left_in_the_moment_of_the_handover_ends_the_tunnel(heard: bool) -> None:
+    """Whoever had the connection before may have been told that it is gone; nobody tells it twice."""
+    loop = asyncio.get_running_loop()
+    gone, behind = asyncio.Event(), asyncio.Queue[asyncio.StreamReader]()
+
+    class Before(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            gone.set()
+
+    class Handover:
+        def take_over(self, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, bytes]:
+            client.set_protocol(protocol)
+            return client, b"early"
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            pass
+
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        behind.put_nowait(reader)
+
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client, _ = await loop.create_connection(Before, "127.0.0.1", port)
+    await within(behind.get())
+    engine, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
+    far_engine = await within(behind.get())
+    client.abort()
+    if heard:
+        await within(gone.wait())
+    tunnel = Tunnel(Handover(), lambda: None)
+    tunnel.begin(engine, b"HTTP/1.1 101 Switching\r\n\r\n", b"")
+    await within(tunnel.run())
+    assert await within(far_engine.read()) == b"", "the engine hears nothing but the end"
+    for writer in writers:
+        writer.close()
+    server.close()
 
 
 # -- books ------------------------------------------------------------------------------------------------
