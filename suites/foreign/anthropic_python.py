@@ -28,11 +28,14 @@ def ask(**more: Any) -> Any:
 
 
 def gathered(events: Any) -> dict[str, Any]:
-    """What a program makes of a stream, however it was cut: event types without repetition, and the text."""
+    """What a program makes of a stream, however it was cut: event types without repetition, and the text.
+
+    The SDK's stream helper gives an event of its own with each that came, so types repeat in pairs.
+    """
     kinds: list[str] = []
     text = ""
     for event in events:
-        kinds += [event.type] if event.type not in kinds[-1:] else []
+        kinds += [event.type] if event.type not in kinds[-2:] else []
         if event.type == "content_block_delta":
             text += getattr(event.delta, "text", "")
     return {"kinds": kinds, "text": text}
