@@ -250,6 +250,10 @@ class Tracker:
             with suppress(UnknownContext):
                 await self.observe(uid, Tick(at_ns=now))
 
+    def rest(self) -> None:
+        """Time is another process' to let pass: nothing is kept for it."""
+        self._deadlines = Deadlines()
+
     async def _record_untracked(self) -> None:
         for namespace, reason in list(self._untracked.items()):
             event = UntrackedForwarded(at_ns=self.clock.now_ns(), namespace=namespace, reason=reason)

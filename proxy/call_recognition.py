@@ -4,6 +4,7 @@ import msgspec
 
 from lifecycle.core.ids import ContextKey, Namespace
 from lifecycle.core.observations import AnswerFact
+from lifecycle.core.state import ContextState
 from lifecycle.ports import IdSource
 from lifecycle.tracker import Tracker
 from proxy.answer_facts import AnswerFacts
@@ -110,9 +111,9 @@ class CallRecognition:
         self._relatives.ended(request, told)
         return tuple(AnswerFact(a.echo, a.tool_call_ids) for a in answers)
 
-    def forget(self, key: ContextKey) -> None:
-        """Its agent said that the context is over."""
-        self.finder.forget(key.tenant, key.context_id)
+    def forget(self, state: ContextState) -> None:
+        """Somebody said that the context is over."""
+        self.finder.forget(state.key.tenant, state.key.context_id, state.attempts)
 
     def forget_tenant(self, tenant: str) -> None:
         """Drop whatever is remembered of a tenant's conversations."""

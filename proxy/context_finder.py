@@ -1,6 +1,6 @@
 """Whose a call is, and what must be remembered of it so that the next one is known: no books, no limits."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 
@@ -59,9 +59,10 @@ class ContextFinder:
         self._texts.observe_end(tenant, identity.context_id if own else identity.parent, choices, own=own)
         return answers
 
-    def forget(self, tenant: str, context_id: str) -> None:
-        """The context is over: no list goes on with its own. One with a call under way is begun again."""
-        if not self._lineage.is_called(tenant, context_id):
+    def forget(self, tenant: str, context_id: str, recorded: Container[str]) -> None:
+        """The context is over: no list goes on with its own. Unless its last call is under way, or not among
+        the `recorded` ones yet: then it is begun again."""
+        if self._lineage.is_done(tenant, context_id, recorded):
             self._lineage.forget(tenant, context_id)
             self._texts.forget(tenant, context_id)
 

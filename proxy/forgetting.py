@@ -4,9 +4,10 @@ log."""
 
 from collections.abc import Mapping, Sequence
 
-from lifecycle.core.events import ContextClosed, RecordedEvent
+from lifecycle.core.events import ContextClosed, Event, OperationApplied, RecordedEvent
 from lifecycle.core.ids import context_stream
 from lifecycle.core.leases import LEASE_OVER
+from lifecycle.core.observations import CloseContext
 from lifecycle.core.state import ContextState
 from lifecycle.tracker import Tracker
 from proxy.call_recognition import CallRecognition
@@ -27,27 +28,33 @@ class Forgetting:
         self._calls = calls
 
     def heard(self, batch: Sequence[RecordedEvent]) -> None:
-        """Drop the states of contexts that have nothing left after these events, and what was said before by
-        tenants that these erase."""
+        """Drop the states of contexts that have nothing left after these events, the lists of those that are
+        over, and what was said before by tenants that these erase."""
         states = self._tracker.contexts.states
         erased = {r.stream for r in batch if isinstance(r.event, ContextClosed) and r.event.reason == ERASED}
         closed = (states.get(stream.removeprefix(_PREFIX)) for stream in erased)
         for tenant in {state.key.tenant for state in closed if state is not None}:
             self._calls.forget_tenant(tenant)
+        told = {r.stream.removeprefix(_PREFIX) for r in batch if _says_over(r.event)}
         for uid in {r.stream.removeprefix(_PREFIX) for r in batch if r.stream.startswith(_PREFIX)}:
             state = states.get(uid)
             if state is None or state.open or state.flights:
                 continue
-            if self._is_over(state):
-                self._calls.forget(state.key)
+            latest = self._tracker.contexts.latest(state.key) or state
+            if _is_over(latest, uid in told):
+                self._calls.forget(latest)
             model = self._models.get(state.namespace.model)
             if not state.pins and model is not None and model.service is not None:
                 model.service.forget(uid)
 
-    def _is_over(self, state: ContextState) -> bool:
-        """Whether somebody said so. A list whose lease ended may yet be gone on with, and a one-off may turn
-        out to be none."""
-        if state.one_off or state.closed.startswith(LEASE_OVER):
-            return False
-        latest = self._tracker.contexts.latest(state.key)
-        return latest is None or not latest.open
+
+def _says_over(event: Event) -> bool:
+    return isinstance(event, OperationApplied) and isinstance(event.operation, CloseContext)
+
+
+def _is_over(state: ContextState, told: bool) -> bool:
+    """Whether somebody said so, now (`told`) or when it was closed. A list whose lease ended may yet be gone
+    on with, and a one-off may turn out to be none."""
+    if state.open or state.flights or state.one_off:
+        return False
+    return told or not state.closed.startswith(LEASE_OVER)

@@ -14,6 +14,7 @@ from typing import TypeVar, assert_never
 import structlog
 
 from lifecycle.core.ids import ContextKey
+from lifecycle.core.leases import LEASE_OVER
 from lifecycle.core.observations import (
     CloseContext,
     DeclareResumed,
@@ -284,7 +285,8 @@ def _turn_over(state: ContextState, seq: int) -> Operation | None:
 
 
 def _close(state: ContextState, seq: int) -> Operation | None:
-    return CloseContext(seq=seq, ctx=state.key.context_id) if state.open else None
+    is_over = not state.open and not state.closed.startswith(LEASE_OVER)
+    return None if is_over else CloseContext(seq=seq, ctx=state.key.context_id)
 
 
 def _descendants(uids: set[str], states: Iterable[ContextState]) -> list[ContextState]:

@@ -97,6 +97,7 @@ class Inference:
         self._num_marks = 0
         self._unread: dict[tuple[str, str], tuple[FollowedCall, int, Groups]] = {}
         self._texts: OrderedDict[tuple[str, str], _Texts] = OrderedDict()
+        self._num_texts: Counter[str] = Counter()
         self._said = Postings()
         self._asked = Postings()
         self._answers = Postings()
@@ -166,7 +167,10 @@ class Inference:
 
     def _read(self, tenant: str, context_id: str) -> None:
         call, num_old, groups = self._unread.pop((tenant, context_id))
-        texts = self._texts.pop((tenant, context_id), None) or _Texts(tenant, context_id)
+        texts = self._texts.pop((tenant, context_id), None)
+        if texts is None:
+            texts = _Texts(tenant, context_id)
+            self._num_texts[tenant] += 1
         self._texts[tenant, context_id] = texts
         texts.groups, texts.head, texts.has_tools = groups, call.head, call.has_tools
         if texts.system != (system := system_of(call)) or not texts.said:
@@ -208,10 +212,12 @@ class Inference:
             self._drop(texts)
 
     def forget_tenant(self, tenant: str) -> None:
-        """Nothing is known of any text of the tenant any more."""
-        for owner, context_id in [*self._unread, *self._texts]:
-            if owner == tenant:
-                self.forget(tenant, context_id)
+        """Nothing is known of any text of the tenant any more. Where there is none it costs little."""
+        self._settle()
+        if self._num_texts[tenant]:
+            for owner, context_id in list(self._texts):
+                if owner == tenant:
+                    self.forget(tenant, context_id)
 
     # -- evidence -----------------------------------------------------------------------------------------
 
@@ -334,6 +340,9 @@ class Inference:
             self._drop(oldest)
 
     def _drop(self, texts: _Texts) -> None:
+        self._num_texts[texts.tenant] -= 1
+        if not self._num_texts[texts.tenant]:
+            del self._num_texts[texts.tenant]
         while texts.asked:
             self._unask(texts)
         while texts.answers:

@@ -6,8 +6,8 @@ for the next call's own tokens correct it.
 """
 
 import re
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 
 from lifecycle.core.ids import DIGEST_BYTES
@@ -55,6 +55,7 @@ class LineageIndex:
         self._max_known_calls = max_known_calls
         self._num_messages = 0
         self._records: OrderedDict[tuple[str, str], KnownList] = OrderedDict()
+        self._num_lists: Counter[str] = Counter()
         self._lists = Postings()
         self._anchors = Postings()
         self._echoes = Postings()
@@ -68,10 +69,10 @@ class LineageIndex:
         """Whether a list of this context is known."""
         return (tenant, context_id) in self._records
 
-    def is_called(self, tenant: str, context_id: str) -> bool:
-        """Whether a call of this context is under way."""
+    def is_done(self, tenant: str, context_id: str, recorded: Container[str]) -> bool:
+        """Whether each call given to this context is over, the last one among those that were `recorded`."""
         record = self._records.get((tenant, context_id))
-        return record is not None and bool(record.in_flight)
+        return record is None or (not record.in_flight and record.call_id in recorded)
 
     def find(self, tenant: str, call: FollowedCall, groups: Groups = ()) -> LineageMatch:
         """Where the call belongs, within what its `groups` allow. Changes nothing that is known."""
@@ -137,6 +138,7 @@ class LineageIndex:
                 record.in_flight |= old.in_flight
                 record.known_calls = old.known_calls
         self._records[key] = record
+        self._num_lists[tenant] += 1
         self._num_messages += record.num_messages
         self._lists.add((scope, record.chain[-DIGEST_BYTES:]), context_id)
         self._anchors.add((scope, record.anchor), context_id)
@@ -176,9 +178,11 @@ class LineageIndex:
             self._drop((tenant, context_id))
 
     def forget_tenant(self, tenant: str) -> None:
-        """Nothing is known of any list of the tenant any more."""
-        for key in [key for key in self._records if key[0] == tenant]:
-            self._drop(key)
+        """Nothing is known of any list of the tenant any more. Where there is none it costs nothing."""
+        self._chained = None
+        if self._num_lists[tenant]:
+            for key in [key for key in self._records if key[0] == tenant]:
+                self._drop(key)
 
     def _chain_of(self, scope: Scope, call: FollowedCall, near: KnownList | None = None) -> bytes:
         """The cumulative chain of a call's list; most of it is known from the list that it goes on with."""
@@ -322,6 +326,9 @@ class LineageIndex:
 
     def _drop(self, key: tuple[str, str]) -> None:
         record = self._records.pop(key)
+        self._num_lists[key[0]] -= 1
+        if not self._num_lists[key[0]]:
+            del self._num_lists[key[0]]
         self._num_messages -= record.num_messages
         self._lists.remove((record.scope, record.chain[-DIGEST_BYTES:]), record.context_id)
         self._anchors.remove((record.scope, record.anchor), record.context_id)

@@ -1,20 +1,20 @@
 """How many heaps the C library's allocator keeps for the threads of this process."""
 
 import ctypes
+import os
 
 MAX_ARENAS = 2
-"""One for the event loop and one for the threads that tokenise."""
 
 _M_ARENA_MAX = -8
 """The number of this setting in glibc's <malloc.h>."""
 
 
 def bound_arenas() -> None:
-    """Let threads share heaps; to be called before there are any. Does nothing without glibc.
+    """Let threads that begin from now on share two heaps. Does nothing without glibc, or if somebody chose.
 
     By default each thread gets one of its own, up to eight a processor, and what is free in one serves no
-    other thread: half an hour of mapping left 200 of 300 MiB free and unusable (docs/performance.md).
+    other thread: of a busy proxy's 290 MiB 190 were free in fifteen heaps (docs/reliability.md).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(_M_ARENA_MAX, MAX_ARENAS)

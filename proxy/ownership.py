@@ -177,6 +177,8 @@ class Office:
                 await self._tracker.retry_waiting()
                 if self.holds:
                     await self._tracker.tick()
+                else:
+                    self._tracker.rest()
             except LifecycleError as error:
                 log.warning("time stands still", error=str(error))
 

@@ -35,9 +35,11 @@ class SharedLineage:
     async def recall(self) -> None:
         """Know the open contexts of the books that were read at the start, the last used one last."""
         await self._tracker.read.wait()
-        states = [s for s in self._tracker.contexts.states.values() if s.open and not s.flights]
-        for number, state in enumerate(sorted(states, key=lambda s: (s.active_ns, s.uid)), start=1):
-            branch = state.current_branch()
+        states = self._tracker.contexts.states
+        before = [s for s in states.values() if s.open and not s.flights]
+        for number, known in enumerate(sorted(before, key=lambda s: (s.active_ns, s.uid)), start=1):
+            state = states.get(known.uid, known)  # others had their turn since
+            branch = state.current_branch() if state.open and not state.flights else None
             if branch is not None and not self._index.knows(state.key.tenant, state.key.context_id):
                 call_id = next(reversed(list(state.attempts)), "")
                 self._know(state, branch.tip, call_id)

@@ -68,8 +68,10 @@ SPARE_FILES = 16
 """A pool's connections to the log, opened when they are needed for the first time, and kept."""
 
 STEADY_SECONDS = 600.0
-"""What is kept for a while fills up until then: what was freed is remembered for ten minutes. A part that is
-not longer tells nothing of leaks."""
+"""What is kept for a while fills up until then: what was freed is remembered for ten minutes."""
+
+JUDGED_SECONDS = 240.0
+"""From less than that nobody can tell a leak from noise."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -303,8 +305,9 @@ def _judge(
     if endless:
         faults.append(f"calls without an end: {len(endless)}, such as {endless[:5]}")
     steady = [sample for sample in memory if sample[0] > STEADY_SECONDS]
+    judged = bool(steady) and steady[-1][0] - steady[0][0] >= JUDGED_SECONDS
     slope = _slope(steady)
-    if slope > SLOPE_MIB_A_MINUTE:
+    if judged and slope > SLOPE_MIB_A_MINUTE:
         faults.append(f"memory grows by {slope:.1f} MiB a minute")
     print(f"\n## {kind}\n")
     for name, count in sorted({**ledger.counts, **troubles}.items()):
@@ -313,8 +316,8 @@ def _judge(
     print(f"- events read: {reader.position:,}; calls in the log: {len(reader.arrived):,}")
     print(f"- directives by outcome: {dict(reader.settled)}; untracked: {dict(reader.untracked)}")
     shown = ", ".join(f"{value:.0f}" for _, value in memory[:: max(1, len(memory) // 12)])
-    judged = f"{slope:+.2f} a minute from {STEADY_SECONDS:.0f} s on" if steady else "too short to judge"
-    print(f"- memory MiB over time: {shown}; {judged}")
+    told = f"{slope:+.2f} a minute from {STEADY_SECONDS:.0f} s on" if judged else "too short to judge"
+    print(f"- memory MiB over time: {shown}; {told}")
     for name in (name for name in before if name != "names"):
         print(f"- {name}: {before[name]:,.0f} before, {after[name]:,.0f} at rest")
     if after["open contexts"]:

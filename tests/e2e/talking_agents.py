@@ -45,7 +45,6 @@ class Talk:
         self.last: dict[str, list[dict[str, Any]]] = {}
         self.declares = True
         self.declared: dict[str, int] = {}
-        self._noted: set[str] = set()
         self._stop = asyncio.Event()
         self._heard = asyncio.Event()
 
@@ -64,8 +63,6 @@ class Talk:
         prompt = await self._persist(lambda: self.world.cache.tokens(agent.asked))
         computed = [*prompt, *agent.ids[0][:-1]]
         self.keys |= dict.fromkeys(split_keys(chunk_keys(array("I", computed), self.world.cache.chunk)))
-        self._noted.add(agent.ctx)
-        self._heard.set()
 
     async def declare(self, agent: Agent, **operation: Any) -> None:
         """One operation, the same again until it was answered."""
@@ -105,15 +102,8 @@ class Talk:
     async def until_answered(self, more: int) -> None:
         """So many answers more."""
         wanted = self.answered + more
-        await self._until(lambda: self.answered >= wanted)
-
-    async def until_all_talk(self) -> None:
-        """Every agent had an answer, and `keys` has what was computed for it."""
-        await self._until(lambda: len(self._noted) == len(self.agents))
-
-    async def _until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(2 * SECONDS):
-            while not holds():
+            while self.answered < wanted:
                 self._heard.clear()
                 waits = [*self._tasks, asyncio.ensure_future(self._heard.wait())]
                 done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

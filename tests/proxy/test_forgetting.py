@@ -8,6 +8,8 @@ import pytest
 from lifecycle.core.events import ContextClosed, PinReleased
 from lifecycle.core.observations import Tick
 from lifecycle.vocabulary import LEASE_SECONDS
+from tests.lifecycle.lives import GatedLog
+from tests.lifecycle.store.redis_process import place_in_shared_redis
 from tests.proxy.api_keys import bearer, keys
 from tests.proxy.toy_model import NAME
 from tests.proxy.whole_proxy import Message, Whole, assistant, lifecycle, system, user, whole_proxy
@@ -108,6 +110,59 @@ async def test_a_list_that_was_closed_during_its_call_is_nobodys_after_it(tmp_pa
         await it.until(lambda: not it.context(first).flights)
         await it.runtime.mailboxes.settled()
         assert await context_of(it, [*ON, user("still there?")]) != first
+
+
+async def test_a_list_whose_lease_ended_is_over_when_its_agent_says_so_afterwards(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        first = await context_of(it, LIST)
+        state = it.context(first)
+        later = state.active_ns + int(max(LEASE_SECONDS.values()) * 1e9)
+        await it.runtime.tracker.observe(state.uid, Tick(at_ns=later))
+        await it.ops({"op": "close", "seq": 1, "ctx": first})
+        assert await context_of(it, ON) != first
+
+
+async def test_a_list_is_over_with_the_call_that_says_so(tmp_path: Path) -> None:
+    async with whole_proxy(tmp_path) as it:
+        first = await context_of(it, LIST)
+        await it.chat(ON, {"x-kv-lifecycle": f'ctx="{first}", close'})
+        await it.runtime.mailboxes.settled()
+        assert it.context(first).closed
+        assert await context_of(it, [*ON, assistant("ok"), user("still there?")]) != first
+
+
+async def test_a_call_that_comes_while_the_close_waits_for_the_log_begins_the_context_again(
+    tmp_path: Path,
+) -> None:
+    async with whole_proxy(tmp_path) as it:
+        first = await context_of(it, LIST)
+        log = GatedLog(it.runtime.event_log)
+        it.runtime.tracker._log = log
+        log.gate.clear()
+        log.waiting.clear()
+        closing = asyncio.ensure_future(it.ops({"op": "close", "seq": 1, "ctx": first}))
+        await log.waiting.wait()
+        again = await it.data.post("/v1/chat/completions", json={"model": NAME, "messages": ON})
+        assert again.headers["x-kv-context"] == first
+        log.gate.set()
+        await closing
+        await it.runtime.mailboxes.settled()
+        assert it.context(first).open
+        assert await context_of(it, [*ON, assistant("ok"), user("still there?")]) == first
+
+
+async def test_another_proxy_of_the_log_forgets_the_lists_of_an_erased_tenant(tmp_path: Path) -> None:
+    url = await place_in_shared_redis(tmp_path)
+    async with (
+        whole_proxy(tmp_path, api_keys=keys(), log_url=url) as one,
+        whole_proxy(tmp_path, api_keys=keys(), log_url=url) as two,
+    ):
+        of = {tenant: await context_of(two, LIST, tenant) for tenant in ("a", "b")}
+        await one.runtime.tracker.catch_up()
+        assert (await one.admin.delete("/kv/v1/tenants/a", headers=bearer("admin"))).json()["contexts"] == 1
+        await two.runtime.tracker.catch_up()
+        assert await context_of(two, ON, "a") != of["a"]
+        assert await context_of(two, ON, "b") == of["b"]
 
 
 @pytest.mark.parametrize("one_off", [False, True])
