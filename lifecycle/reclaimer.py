@@ -21,7 +21,7 @@ from lifecycle.core.directives import (
 )
 from lifecycle.core.events import DirectiveProposed, DirectiveSettled, RecordedEvent
 from lifecycle.core.ids import Namespace
-from lifecycle.core.plan import others_may_use, plan_reclaim
+from lifecycle.core.plan import oldest, others_may_use, plan_reclaim, waited_for_unknown
 from lifecycle.errors import LogUnavailable
 from lifecycle.ports import CacheCapabilities, CacheControl, IdSource
 from lifecycle.tracker import Tracker
@@ -216,10 +216,10 @@ class Reclaimer:
             reason = capabilities.unsupported.get(kind, f"{capabilities.driver} cannot {kind}")
             return DirectiveResult(outcome=DirectiveOutcome.UNSUPPORTED, reason=reason)
         try:
-            for _ in range(NUM_ATTEMPTS):
+            for attempts_left in reversed(range(NUM_ATTEMPTS)):
                 if isinstance(directive, Reclaim | Demote):  # a pin takes nothing from any call
                     await self._calls_are_known(directive.namespace)
-                may, held_back = self._may_still(directive)
+                may, held_back = self._may_still(directive, is_last=not attempts_left)
                 result = await self._cache.execute(directive, may, token_ids)
                 if not held_back():
                     break
@@ -236,7 +236,9 @@ class Reclaimer:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _may_still(self, directive: Directive) -> tuple[Callable[[bytes], bool], Callable[[], bool]]:
+    def _may_still(
+        self, directive: Directive, is_last: bool
+    ) -> tuple[Callable[[bytes], bool], Callable[[], bool]]:
         """The question before each delete: is what the plan rested on true at this moment?
 
         With it comes another one: was something held back for a call of which too little is known yet?
@@ -244,21 +246,32 @@ class Reclaimer:
         A delete takes seconds. Meanwhile a call may refer to a chunk again or have come of which nobody knows
         yet what it refers to, the log may fail (then nobody knows either), the cache may have become one not
         to touch, or somebody we cannot see may use it: that forbids a reclaim, and the next plan demotes.
+
+        Under load there is always a call of which too little is known. The last attempt asks no more than the
+        plan did: what died before the oldest of them came, and has waited long enough, goes all the same.
         """
         contexts = self._tracker.contexts
         namespace = directive.namespace
-        unreferenced = contexts.index.still_dead(namespace)
         began_ns = self._tracker.clock.now_ns()
         looked_at = -1
         doubted = held_back = False
 
         def may(key: bytes) -> bool:
             nonlocal looked_at, doubted, held_back
-            if not unreferenced(key) or self._tracker.degraded or self._objection(namespace):
+            if (
+                contexts.index.references(namespace, key)
+                or self._tracker.degraded
+                or self._objection(namespace)
+            ):
                 return False
             unknown_ns = contexts.index.oldest_unknown_ns(namespace)
-            came_since = unknown_ns is not None and unknown_ns >= began_ns
-            if came_since or self._tracker.oldest_arriving_ns(namespace) is not None:
+            arriving_ns = self._tracker.oldest_arriving_ns(namespace)
+            if is_last:
+                dead_ns, now_ns = contexts.index.dead_ns(namespace, key), self._tracker.clock.now_ns()
+                must_wait = not waited_for_unknown(dead_ns, oldest(unknown_ns, arriving_ns), now_ns)
+            else:
+                must_wait = arriving_ns is not None or (unknown_ns is not None and unknown_ns >= began_ns)
+            if must_wait:
                 held_back = True
                 return False
             if isinstance(directive, Demote):

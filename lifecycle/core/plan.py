@@ -101,15 +101,13 @@ def plan_reclaim(
     accepts. `as_of` is the position of the last event that `view` has seen; `arriving_ns` is when the oldest
     call came that it has not seen, and of whose chain nothing is known either.
     """
-    unknown = [at for at in (view.oldest_unknown_ns(namespace), arriving_ns) if at is not None]
-    unknown_ns = min(unknown, default=None)
+    unknown_ns = oldest(view.oldest_unknown_ns(namespace), arriving_ns)
     doubt = others_may_use(view, namespace, now_ns)
     wanted = {FRESH} if doubt else {FRESH, DEMOTED}
     settled = (
         run
         for run in view.dead_runs(namespace, demoted=not doubt)
-        if (unknown_ns is None or run.dead_ns < min(unknown_ns, now_ns - UNKNOWN_HOLD_NS))
-        and wanted_owner(run.owner)
+        if waited_for_unknown(run.dead_ns, unknown_ns, now_ns) and wanted_owner(run.owner)
     )
     keys, owners = _eligible(settled, wanted, now_ns)
     if not keys:
@@ -123,6 +121,17 @@ def plan_reclaim(
         return Demote(directive_id=new_id, namespace=namespace, reason=reason, keys=keys, owners=owners)
     reason = f"{chunks} no context refers to any more, as of event {as_of}"
     return Reclaim(directive_id=new_id, namespace=namespace, reason=reason, keys=keys, owners=owners)
+
+
+def oldest(*moments_ns: int | None) -> int | None:
+    """The earliest of those that are."""
+    return min((at for at in moments_ns if at is not None), default=None)
+
+
+def waited_for_unknown(dead_ns: int, unknown_ns: int | None, now_ns: int) -> bool:
+    """Whether a chunk that is dead since `dead_ns` need not wait for calls whose chains are not known, the
+    oldest of which came at `unknown_ns`."""
+    return unknown_ns is None or dead_ns < min(unknown_ns, now_ns - UNKNOWN_HOLD_NS)
 
 
 def others_may_use(view: ReclaimView, namespace: Namespace, now_ns: int) -> str:

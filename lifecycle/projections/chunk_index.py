@@ -269,16 +269,17 @@ class ChunkIndex:
         return sorted(self._books)
 
     def references(self, namespace: Namespace, key: bytes) -> int:
-        """Number of (context, live version) pairs whose run holds the key."""
+        """Number of (context, live version) pairs whose run holds the key.
+
+        A key that left the books (somebody else removed the chunk) is referred to by nothing.
+        """
         found = self._find(namespace, key)
         return found[0].refs if found else 0
 
-    def still_dead(self, namespace: Namespace) -> Callable[[bytes], bool]:
-        """The question before a delete: does nothing refer to it now, whatever was true when it was decided.
-
-        A key that left the books meanwhile (somebody else removed the chunk) is referred to by nothing.
-        """
-        return lambda key: not self.references(namespace, key)
+    def dead_ns(self, namespace: Namespace, key: bytes) -> int:
+        """When the chunk was let go; 0 if it is alive, or not in the books."""
+        found = self._find(namespace, key)
+        return found[0].dead_ns if found else 0
 
     def open_directives(self) -> list[Reclaim | Demote]:
         """Directives without an outcome, in order of their ids."""

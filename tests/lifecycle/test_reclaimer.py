@@ -11,6 +11,7 @@ from lifecycle.core.directives import Demote, Pin, Reclaim
 from lifecycle.core.events import DirectiveProposed, DirectiveSettled
 from lifecycle.core.ids import Namespace, split_keys
 from lifecycle.core.observations import VerificationResult
+from lifecycle.core.plan import UNKNOWN_HOLD_NS
 from lifecycle.errors import LogUnavailable
 from lifecycle.projections.chunk_index import RETRY_NS
 from lifecycle.projections.contexts import DirectiveRecord
@@ -262,6 +263,22 @@ async def test_a_call_that_comes_before_the_delete_keeps_what_it_may_need(kind: 
     assert first.result is not None
     assert (first.result.applied, first.result.skipped) == (0, len(split_keys(KEYS)))
     assert set(split_keys(KEYS)) <= set(it.cache.chunks)
+
+
+async def test_calls_that_never_cease_to_come_do_not_keep_what_died_long_before() -> None:
+    """Under load there is always one on its way."""
+    it = await scene()
+    it.cache.gate.clear()
+    async with running(it):
+        await (await it.lived("a")).close()
+        await asyncio.wait_for(it.cache.reached.wait(), 10)
+        it.clock.advance(UNKNOWN_HOLD_NS / 1e9 + 1)
+        it.tracker.arriving["call"] = (NAMESPACE, it.clock.now_ns())
+        it.cache.gate.set()
+        (first,) = await it.settled(1)
+    assert first.result is not None
+    assert (first.result.applied, first.result.skipped) == (len(split_keys(KEYS)), 0)
+    assert not set(split_keys(KEYS)) & set(it.cache.chunks)
 
 
 @pytest.mark.parametrize("doubt", ["untracked", "unmapped"])
