@@ -222,10 +222,10 @@ def completions() -> dict[str, Any]:
 
 def completions_stream() -> dict[str, Any]:
     chunks = list(complete(stream=True, stream_options={"include_usage": True}))
-    return {
-        "text": "".join(choice.text for chunk in chunks for choice in chunk.choices),
-        "usage": shape(chunks[-1].usage),
-    }
+    texts = [choice.text for chunk in chunks for choice in chunk.choices]
+    # Which piece it is depends on how the engine cut the stream.
+    assert None not in texts, "a piece of the text is null"
+    return {"text": "".join(texts), "usage": shape(chunks[-1].usage)}
 
 
 def completions_options() -> dict[str, Any]:
