@@ -38,8 +38,10 @@ class SharedLineage:
         states = self._tracker.contexts.states
         before = [s for s in states.values() if s.open and not s.flights]
         for number, known in enumerate(sorted(before, key=lambda s: (s.active_ns, s.uid)), start=1):
-            state = states.get(known.uid, known)  # others had their turn since
-            branch = state.current_branch() if state.open and not state.flights else None
+            state = states.get(known.uid)  # others had their turn since
+            if state is None or not state.open or state.flights:
+                continue
+            branch = state.current_branch()
             if branch is not None and not self._index.knows(state.key.tenant, state.key.context_id):
                 call_id = next(reversed(list(state.attempts)), "")
                 self._know(state, branch.tip, call_id)

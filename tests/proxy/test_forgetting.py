@@ -75,6 +75,13 @@ async def context_of(it: Whole, messages: list[Message], tenant: str = "") -> st
     return answer.headers["x-kv-context"]
 
 
+async def lease_ends(it: Whole, context_id: str) -> None:
+    """As much time passes as the longest lease lasts."""
+    state = it.context(context_id)
+    later = state.active_ns + int(max(LEASE_SECONDS.values()) * 1e9)
+    await it.runtime.tracker.observe(state.uid, Tick(at_ns=later))
+
+
 async def test_a_list_is_known_until_its_agent_says_that_it_is_over(tmp_path: Path) -> None:
     async with whole_proxy(tmp_path) as it:
         first = await context_of(it, LIST)
@@ -89,9 +96,7 @@ async def test_a_list_is_known_until_its_agent_says_that_it_is_over(tmp_path: Pa
 async def test_a_list_whose_lease_ended_goes_on_with_its_context(tmp_path: Path) -> None:
     async with whole_proxy(tmp_path) as it:
         first = await context_of(it, LIST)
-        state = it.context(first)
-        later = state.active_ns + int(max(LEASE_SECONDS.values()) * 1e9)
-        await it.runtime.tracker.observe(state.uid, Tick(at_ns=later))
+        await lease_ends(it, first)
         assert it.context(first).closed
         assert await context_of(it, ON) == first
         assert it.context(first).open
@@ -115,9 +120,7 @@ async def test_a_list_that_was_closed_during_its_call_is_nobodys_after_it(tmp_pa
 async def test_a_list_whose_lease_ended_is_over_when_its_agent_says_so_afterwards(tmp_path: Path) -> None:
     async with whole_proxy(tmp_path) as it:
         first = await context_of(it, LIST)
-        state = it.context(first)
-        later = state.active_ns + int(max(LEASE_SECONDS.values()) * 1e9)
-        await it.runtime.tracker.observe(state.uid, Tick(at_ns=later))
+        await lease_ends(it, first)
         await it.ops({"op": "close", "seq": 1, "ctx": first})
         assert await context_of(it, ON) != first
 
